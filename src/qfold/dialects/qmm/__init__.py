@@ -1,0 +1,57 @@
+"""`qmm`: quantised matrix multiplication on tensors. docs/dialects/qmm.md has a page per op."""
+
+from xdsl.ir import Dialect
+
+from qfold.dialects.qmm.attributes import WEIGHT_FILES, QuantAttr, WeightAttr, WeightFiles
+from qfold.dialects.qmm.ops import (
+    ConstantOp,
+    ConvOp,
+    DequantConvOp,
+    DequantGatherOp,
+    DequantizeOp,
+    DequantMatmulOp,
+    MatmulOp,
+    QuantizeOp,
+    RowSumOp,
+    WindowSumOp,
+    YieldOp,
+    row_sum_shape,
+)
+
+QMM = Dialect(
+    "qmm",
+    [
+        ConstantOp,
+        ConvOp,
+        DequantConvOp,
+        DequantGatherOp,
+        DequantizeOp,
+        DequantMatmulOp,
+        MatmulOp,
+        QuantizeOp,
+        RowSumOp,
+        WindowSumOp,
+        YieldOp,
+    ],
+    [QuantAttr, WeightAttr],
+)
+
+__all__ = [
+    "QMM",
+    "WEIGHT_FILES",
+    "ConstantOp",
+    "ConvOp",
+    "DequantConvOp",
+    "DequantGatherOp",
+    "DequantMatmulOp",
+    "DequantizeOp",
+    "MatmulOp",
+    "QuantAttr",
+    "QuantizeOp",
+    "RowSumOp",
+    "WeightAttr",
+    "WeightFiles",
+    "WindowSumOp",
+    "YieldOp",
+    "row_sum_shape",
+]

@@ -1,0 +1,421 @@
+"""The driver: walks a graph's nodes in order and turns each into constants or IR.
+
+For every node, in this order: layout and arithmetic on constants that stand for quantised weights are only recorded
+(`raising.py`); a node whose inputs are all constants is evaluated (`folding.py`); `If` with a known condition is replaced by its
+branch; a registered importer (`ops/`) emits IR; an operator that ONNX or the model defines as a function is replaced by its body.
+What is left is collected and reported at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, cast
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, ValueInfoProto
+from onnx.defs import OpSchema
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from qfold.frontend import folding, raising, registry, schema
+from qfold.frontend.errors import FrontendError, NodeRef, Unsupported, UnsupportedNodes
+from qfold.frontend.graph import display_name, ordered_nodes
+from qfold.frontend.materialize import Materializer
+from qfold.frontend.ops import load_importers
+from qfold.frontend.reader import LoadedModel
+from qfold.frontend.tensors import (
+    attribute_value,
+    declared_shape,
+    decode_tensor,
+    element_type_of_onnx,
+    onnx_type_of,
+)
+from qfold.frontend.values import Array, Const, Quantized, Value
+from qfold.ir.builder import TensorBuilder
+from qfold.ir.locations import name_location
+
+
+class Poison:
+    """Stands for the outputs of a node that could not be imported, so that the walk can go on and find the others."""
+
+
+POISON = Poison()
+Slot: TypeAlias = "Value | Poison"
+
+
+@dataclass
+class NodeContext:
+    """What an importer sees of one node."""
+
+    node: NodeProto
+    opset: int
+    """Version of the node's domain."""
+    name: str
+    b: TensorBuilder
+    """Creates ops at the current point, located at this node."""
+    inputs: Sequence[Value | None]
+    ref: NodeRef
+    directory: Path | None
+    _materializer: Materializer
+    _attributes: dict[str, AttributeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._attributes = {a.name: a for a in self.node.attribute}
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """The Python value of an attribute (int, float, str, a list of these, or a numpy array), or `default`."""
+        attribute = self._attributes.get(name)
+        return default if attribute is None else attribute_value(attribute, str(self.ref))
+
+    def has_attr(self, name: str) -> bool:
+        """Whether the node gives the attribute."""
+        return name in self._attributes
+
+    def num_inputs(self) -> int:
+        """Number of inputs, absent optional ones in the middle included."""
+        return len(self.inputs)
+
+    def has_input(self, index: int) -> bool:
+        """Whether optional input `index` is given."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def num_outputs(self) -> int:
+        """Number of outputs that the node lists."""
+        return len(self.node.output)
+
+    def uses_output(self, index: int) -> bool:
+        """Whether output `index` has a name, so that it may be read."""
+        return index < len(self.node.output) and bool(self.node.output[index])
+
+    def lattice(self, index: int) -> Value:
+        """Input `index` as the frontend holds it: constant, quantised constant, or SSA value."""
+        value = self.inputs[index] if index < len(self.inputs) else None
+        if value is None:
+            raise FrontendError(f"{self.ref} lacks its input {index}")
+        return value
+
+    def value(self, index: int) -> SSAValue:
+        """Input `index` as a tensor; a constant is written to the IR on first use."""
+        return self._materializer.value(self.lattice(index), self.ref)
+
+    def matrix(self, index: int) -> tuple[SSAValue, bool]:
+        """Input `index`, and whether it is to be read with its last two dimensions swapped.
+
+        So a constant that was transposed on the way here is read from where it is, not copied.
+        """
+        return self._materializer.matrix(self.lattice(index), self.ref)
+
+    def materialize(self, value: Value) -> SSAValue:
+        """A tensor for any value."""
+        return self._materializer.value(value, self.ref)
+
+    def const(self, index: int) -> Array | None:
+        """The elements of input `index` if it is constant and not a quantised weight, else None (also when absent)."""
+        if not self.has_input(index):
+            return None
+        known = raising.plain_const(self.lattice(index))
+        return None if known is None else known.array
+
+    def require_const(self, index: int, what: str) -> Array:
+        """The elements of input `index`, which must be constant; `what` names it in the refusal."""
+        array = self.const(index)
+        if array is None:
+            self.refuse(f"{what} (input {index}) that is computed at run time", f"a constant {what}")
+        return array
+
+    def type(self, index: int) -> TensorType[Attribute]:
+        """Type of input `index`, constants included."""
+        return value_type(self.lattice(index))
+
+    def refuse(self, found: str, supported: str) -> NoReturn:
+        """Raises what says that this node is valid ONNX but not supported. The driver collects these."""
+        raise Unsupported(self.ref, found, supported)
+
+    def invalid(self, why: str) -> NoReturn:
+        """Raises what says that this node is not valid ONNX."""
+        raise FrontendError(f"{self.ref}: {why}")
+
+
+def value_type(value: Value) -> TensorType[Attribute]:
+    """The tensor type of any value."""
+    if isinstance(value, SSAValue):
+        return cast(TensorType[Attribute], value.type)
+    return TensorType(value.type, value.shape)
+
+
+@dataclass
+class _Scope:
+    """The names that are visible to the nodes of one graph or function body."""
+
+    values: dict[str, Slot]
+    opsets: Mapping[str, int]
+    parent: _Scope | None = None
+    prefix: str = ""
+    """Comes before the names of nodes."""
+    fixed_name: str | None = None
+    """Instead of the names of nodes."""
+    initializers: dict[str, onnx.TensorProto] = field(
+        default_factory=lambda: dict[str, onnx.TensorProto]()
+    )
+    """Not decoded yet."""
+    functions: tuple[tuple[str, str], ...] = ()
+    """The functions that are being expanded."""
+
+    def names(self) -> set[str]:
+        outer = self.parent.names() if self.parent else set[str]()
+        return outer | self.values.keys() | self.initializers.keys()
+
+
+class GraphImporter:
+    """Imports one model into the body of a function."""
+
+    def __init__(self, model: LoadedModel, block: Block):
+        load_importers()
+        self.model = model
+        self.materializer = Materializer(block)
+        self.reasons: list[Unsupported] = []
+        self.functions = {
+            (registry.canonical_domain(f.domain), f.name): f for f in model.proto.functions
+        }
+
+    # Names
+
+    def lookup(self, scope: _Scope, name: str) -> Slot:
+        """The value called `name`, decoding an initializer on first use."""
+        here: _Scope | None = scope
+        while here is not None:
+            if name in here.values:
+                return here.values[name]
+            if name in here.initializers:
+                const = decode_tensor(here.initializers[name], name, self.model.directory)
+                here.values[name] = const
+                return const
+            here = here.parent
+        raise FrontendError(f"value '{name}' is read before anything defines it")
+
+    # Graphs
+
+    def run_graph(self, graph: GraphProto, scope: _Scope) -> list[Slot]:
+        """Imports the nodes that the outputs of `graph` need; returns the outputs."""
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise FrontendError(f"initializer '{name}' is sparse, which is not supported")
+        for tensor in graph.initializer:
+            if tensor.name not in scope.values:
+                scope.initializers[tensor.name] = tensor
+        declared = {v.name: v for v in (*graph.value_info, *graph.output)}
+        outer = scope.names()
+        for index, node in ordered_nodes(graph, outer):
+            self.run_node(node, index, scope, declared)
+        return [self.lookup(scope, o.name) for o in graph.output]
+
+    def run_node(
+        self, node: NodeProto, index: int, scope: _Scope, declared: Mapping[str, ValueInfoProto]
+    ) -> None:
+        """Imports one node and defines its outputs in `scope`."""
+        domain = registry.canonical_domain(node.domain)
+        name = scope.fixed_name or scope.prefix + display_name(node, index)
+        ref = NodeRef(name, node.op_type, domain, scope.opsets.get(domain, 1))
+        slots = [self.lookup(scope, n) if n else None for n in node.input]
+        results: Sequence[Slot]
+        try:
+            if any(isinstance(s, Poison) for s in slots):
+                self.check_supported(node, ref)
+                results = [POISON] * len(node.output)
+            else:
+                inputs = cast("list[Value | None]", slots)
+                results = self.import_node(node, ref, inputs, scope)
+        except Unsupported as reason:
+            self.reasons.append(reason)
+            results = [POISON] * len(node.output)
+        except VerifyException as error:
+            raise FrontendError(f"{ref} is not valid: {error}") from error
+        for output, result in zip(node.output, results, strict=False):
+            if output:
+                check_declared(declared.get(output), result, ref)
+                scope.values[output] = result
+        for output in node.output[len(results) :]:
+            if output:
+                self.reasons.append(
+                    Unsupported(ref, f"a use of its output '{output}'", f"its first {len(results)}")
+                )
+                scope.values[output] = POISON
+
+    def import_node(
+        self, node: NodeProto, ref: NodeRef, inputs: list[Value | None], scope: _Scope
+    ) -> Sequence[Slot]:
+        """The outputs of one node whose inputs are all known."""
+        definition = schema.find_schema(ref.domain, node.op_type, ref.opset)
+        if definition is not None:
+            schema.check_node(node, definition, ref)
+        ctx = NodeContext(
+            node,
+            ref.opset,
+            ref.name,
+            self.materializer.at(name_location(ref.name)),
+            inputs,
+            ref,
+            self.model.directory,
+            self.materializer,
+        )
+        raised = raising.raise_node(ctx)
+        if raised is not None:
+            return raised
+        if node.op_type == "If" and not ref.domain:
+            return self.import_if(node, ctx, scope)
+        consts = [None if v is None else raising.plain_const(v) for v in inputs]
+        known = all((v is None) == (c is None) for v, c in zip(inputs, consts, strict=True))
+        if known and definition is not None and schema.is_deterministic(definition):
+            if not raising.must_not_fold(ref.domain, node.op_type):
+                opsets = {**scope.opsets, ref.domain: ref.opset}
+                folded = folding.fold_node(node, definition, consts, opsets, ref, ref.name)
+                if folded is not None:
+                    results = iter(folded)
+                    return [next(results) if o else POISON for o in node.output]
+        function = self.functions.get((ref.domain, node.op_type))
+        if function is not None:
+            return self.expand_function(function, None, node, ref, inputs, scope, local=True)
+        importer = registry.lookup(ref.domain, node.op_type, ref.opset)
+        if importer is not None:
+            try:
+                produced = importer(ctx)
+            except (ValueError, IndexError) as error:
+                raise FrontendError(f"{ref} is not valid: {error}") from error
+            return (
+                [produced] if isinstance(produced, SSAValue | Const | Quantized) else list(produced)
+            )
+        if definition is not None:
+            types = [_type_proto(v) for v in inputs]
+            body = schema.function_body(definition, node, ref.opset, types)
+            if body is not None:
+                return self.expand_function(
+                    body, definition, node, ref, inputs, scope, local=False
+                )
+        raise self.not_supported(node, ref, definition)
+
+    # What is not imported by an importer
+
+    def check_supported(self, node: NodeProto, ref: NodeRef) -> None:
+        """`Unsupported` if nothing could import an operator of this name, whatever its inputs."""
+        if registry.lookup(ref.domain, node.op_type, ref.opset) is not None:
+            return
+        if (ref.domain, node.op_type) in self.functions or raising.handles(ref.domain, node.op_type):
+            return
+        definition = schema.find_schema(ref.domain, node.op_type, ref.opset)
+        if definition is None or not (
+            definition.has_function or definition.has_context_dependent_function
+        ):
+            raise self.not_supported(node, ref, definition)
+
+    def not_supported(
+        self, node: NodeProto, ref: NodeRef, definition: OpSchema | None
+    ) -> Unsupported:
+        """Says which supported operator is nearest to the one that `node` asks for."""
+        near = registry.nearest(ref.domain, node.op_type)
+        known = "an operator that is not supported" if definition else "an unknown operator"
+        hint = f"the nearest supported operator is {near}" if near else "nothing of a similar name"
+        return Unsupported(ref, known, hint)
+
+    def import_if(self, node: NodeProto, ctx: NodeContext, scope: _Scope) -> Sequence[Slot]:
+        """The branch of an `If` whose condition is constant."""
+        condition = ctx.const(0)
+        if condition is None:
+            ctx.refuse("a condition that is computed at run time", "a constant condition")
+        taken = "then_branch" if bool(np.asarray(condition).reshape(-1)[0]) else "else_branch"
+        branch = ctx.attr(taken)
+        inner = _Scope(
+            {},
+            scope.opsets,
+            parent=scope,
+            prefix=f"{ctx.name}/",
+            fixed_name=scope.fixed_name,
+            functions=scope.functions,
+        )
+        return self.run_graph(cast(GraphProto, branch), inner)
+
+    def expand_function(
+        self,
+        function: FunctionProto,
+        definition: OpSchema | None,
+        node: NodeProto,
+        ref: NodeRef,
+        inputs: Sequence[Value | None],
+        scope: _Scope,
+        *,
+        local: bool,
+    ) -> Sequence[Slot]:
+        """Imports the body of `function` in place of `node`.
+
+        Inside a function of the model, node names are prefixed by that of `node`; the body of an ONNX operator goes by the name of
+        the node itself.
+        """
+        key = (ref.domain, node.op_type)
+        if key in scope.functions:
+            raise FrontendError(f"{ref}: the function calls itself")
+        opsets = dict(scope.opsets)
+        for entry in function.opset_import:
+            opsets[registry.canonical_domain(entry.domain)] = entry.version
+        inner = _Scope(
+            {},
+            opsets,
+            prefix=f"{ref.name}/",
+            fixed_name=scope.fixed_name if local else ref.name,
+            functions=(*scope.functions, key),
+        )
+        absent: set[str] = set()
+        for index, formal in enumerate(function.input):
+            value = inputs[index] if index < len(inputs) else None
+            if value is None:
+                absent.add(formal)
+            else:
+                inner.values[formal] = value
+        bound = schema.bind_attributes(function, node, definition)
+        body = GraphProto()
+        for inner_node in function.node:
+            copy = schema.substitute_attributes(inner_node, bound)
+            for position, name in enumerate(copy.input):
+                if name in absent:
+                    copy.input[position] = ""
+            body.node.append(copy)
+        for name in function.output[: len(node.output)]:
+            body.output.add().name = name
+        return self.run_graph(body, inner)
+
+
+def _type_proto(value: Value | None) -> TypeProto:
+    if value is None:
+        return TypeProto()
+    tensor_type = value_type(value)
+    return onnx.helper.make_tensor_type_proto(
+        onnx_type_of(tensor_type.element_type), tensor_type.get_shape()
+    )
+
+
+def check_declared(declared: ValueInfoProto | None, result: Slot, ref: NodeRef) -> None:
+    """`FrontendError` when the model declares another type or shape for a value than its node gives."""
+    if declared is None or isinstance(result, Poison):
+        return
+    found = value_type(result)
+    if not declared.type.HasField("tensor_type"):
+        return
+    shape = declared_shape(declared.type)
+    wanted = declared.type.tensor_type.elem_type
+    what = f"value '{declared.name}'"
+    if wanted and element_type_of_onnx(wanted, what) != found.element_type:
+        raise FrontendError(
+            f"{what} is declared as {element_type_of_onnx(wanted, what)}, but {ref} gives {found}"
+        )
+    if shape is None:
+        return
+    actual = found.get_shape()
+    agrees = len(shape) == len(actual) and all(
+        not isinstance(want, int) or want == have for want, have in zip(shape, actual, strict=True)
+    )
+    if not agrees:
+        dims = ["?" if d is None else d for d in shape]
+        raise FrontendError(f"{what} is declared with shape {dims}, but {ref} gives {list(actual)}")

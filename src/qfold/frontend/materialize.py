@@ -1,0 +1,97 @@
+"""Writes constants to the IR, each at most once and where first used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from xdsl.dialects.builtin import LocationAttr, f32
+from xdsl.ir import Block, SSAValue
+
+from qfold.dialects import qmm
+from qfold.dialects.qmm import QuantAttr
+from qfold.frontend.errors import NodeRef, Unsupported
+from qfold.frontend.tensors import CONSTANT_ONLY
+from qfold.frontend.values import Const, Quantized, Value, swaps_last_two
+from qfold.ir.builder import TensorBuilder
+from qfold.ir.locations import fuse_locations, name_location
+
+
+class Materializer:
+    """Turns values into SSA values at the end of one block."""
+
+    def __init__(self, block: Block):
+        self.block = block
+        self._constants: dict[Const, SSAValue] = {}
+        self._dequantized: dict[tuple[Const, QuantAttr], qmm.DequantizeOp] = {}
+        self._integers: dict[Quantized, SSAValue] = {}
+
+    def at(self, location: LocationAttr) -> TensorBuilder:
+        """A builder at the end of the block."""
+        return TensorBuilder(self.block, location)
+
+    def value(self, value: Value, reader: NodeRef) -> SSAValue:
+        """A tensor that holds `value`; `Unsupported` (naming `reader`) for a type that no op computes with."""
+        if isinstance(value, SSAValue):
+            return value
+        if value.type in CONSTANT_ONLY:
+            raise Unsupported(
+                reader,
+                f"the constant '{value.name}' of {value.type}",
+                "constants of f16 and bf16 that are cast to f32",
+            )
+        if isinstance(value, Const):
+            return self._constant(value)
+        if value.type == f32:
+            return self._dequantize(value)
+        if value not in self._integers:
+            const = Const(value.evaluate(), value.type, value.name)
+            self._integers[value] = self._constant(const)
+        return self._integers[value]
+
+    def matrix(self, value: Value, reader: NodeRef) -> tuple[SSAValue, bool]:
+        """A tensor, and whether its last two dimensions are to be swapped to get `value`.
+
+        Constants whose pending permutation is that swap are given as they were before it.
+        """
+        const = value.q if isinstance(value, Quantized) else value
+        if isinstance(const, SSAValue) or const.view_of is None:
+            return self.value(value, reader), False
+        permutation = const.view_of[1]
+        if not swaps_last_two(permutation):
+            return self.value(value, reader), False
+        original = (
+            value.transposed(permutation, None)
+            if isinstance(value, Quantized)
+            else const.transposed(permutation)
+        )
+        return self.value(original, reader), True
+
+    def _constant(self, const: Const) -> SSAValue:
+        if const not in self._constants:
+            builder = self.at(name_location(const.name))
+            self._constants[const] = builder.constant(np.asarray(const.array), const.type)
+        return self._constants[const]
+
+    def _dequantize(self, value: Quantized) -> SSAValue:
+        scale, zero_point = value.parameters()
+        quant = QuantAttr.get(
+            value.storage,
+            scale,
+            zero_point,
+            axis=value.axis,
+            block_size=value.block_size,
+        )
+        location = _location((value.name, *value.nodes))
+        known = self._dequantized.get((value.q, quant))
+        if known is None:
+            known = qmm.DequantizeOp(self._constant(value.q), quant)
+            self._dequantized[value.q, quant] = self.at(location).insert(known)
+        else:
+            # Another node dequantises the same constant in the same way: one op stands for both.
+            known.location = fuse_locations([known.location, location])
+        return known.result
+
+
+def _location(names: Sequence[str]) -> LocationAttr:
+    return fuse_locations([name_location(name) for name in names])

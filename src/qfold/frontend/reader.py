@@ -1,0 +1,96 @@
+"""Reads an ONNX model from a file, bytes or a proto, and checks what every later step relies on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from qfold.frontend.errors import FrontendError
+from qfold.frontend.registry import canonical_domain
+
+OLDEST_OPSET = 7
+"""Opset 7 brought numpy broadcasting; older models state it by attributes that are not read here."""
+
+ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that parsed, and where it came from."""
+
+    proto: ModelProto
+    directory: Path | None
+    """Where external data may be read from; None when the model was not read from a file."""
+    opsets: Mapping[str, int]
+    """Domain -> version; the empty string is the domain of ONNX itself."""
+    name: str
+    """What messages call the model."""
+
+
+def merge_opsets(model: ModelProto) -> dict[str, int]:
+    """The opset of each domain. A domain that is listed twice has its highest version: the list's order carries no meaning."""
+    opsets: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = canonical_domain(entry.domain)
+        opsets[domain] = max(entry.version, opsets.get(domain, 0))
+    return opsets
+
+
+def _parse(raw: bytes, name: str) -> ModelProto:
+    if not raw:
+        raise FrontendError(f"{name} is empty: expected an ONNX model")
+    model = ModelProto()
+    try:
+        model.ParseFromString(raw)
+    except DecodeError:
+        raise FrontendError(
+            f"{name} is not an ONNX model, or is truncated: it does not parse as one"
+        ) from None
+    return model
+
+
+def load_model(
+    source: ModelSource, *, directory: Path | None = None, name: str | None = None
+) -> LoadedModel:
+    """Parses `source`; `FrontendError` when it is not an ONNX model of a version that is read here.
+
+    `directory` holds external data (default: the directory of the file that `source` names).
+    """
+    if isinstance(source, ModelProto):
+        model = source
+        name = name or "the model"
+    elif isinstance(source, bytes):
+        name = name or "the model"
+        model = _parse(source, name)
+    else:
+        path = Path(source)
+        name = name or str(path)
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise FrontendError(f"{path} cannot be read: {error.strerror}") from error
+        model = _parse(raw, name)
+        directory = directory or path.parent
+    if not model.HasField("graph"):
+        raise FrontendError(f"{name} is not an ONNX model: it holds no graph")
+    if not model.graph.output:
+        raise FrontendError(f"{name} has a graph without outputs: there is nothing to compile")
+    opsets = merge_opsets(model)
+    newest = onnx.defs.onnx_opset_version()
+    version = opsets.get("")
+    if version is None:
+        uses_onnx = any(canonical_domain(node.domain) == "" for node in model.graph.node)
+        if uses_onnx:
+            raise FrontendError(f"{name} uses ONNX operators but imports no version of them")
+    elif not OLDEST_OPSET <= version <= newest:
+        raise FrontendError(
+            f"{name} uses opset {version}; opsets {OLDEST_OPSET} to {newest} are supported"
+        )
+    return LoadedModel(model, directory, opsets, name)
