@@ -37,8 +37,9 @@ SEGMENTS = "operandSegmentSizes"
 
 def type_of(value: SSAValue) -> TensorType[Attribute] | MemRefType[Attribute]:
     """The shaped type of a tensor or memref value."""
-    assert isinstance(value.type, TensorType | MemRefType)
-    return cast(TensorType[Attribute] | MemRefType[Attribute], value.type)
+    type_: Attribute = value.type
+    assert isinstance(type_, TensorType | MemRefType)
+    return cast(TensorType[Attribute] | MemRefType[Attribute], type_)
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
@@ -55,10 +56,10 @@ class GroupedOperation(IRDLOperation, ABC):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
     def _group(self, name: str) -> tuple[SSAValue, ...]:
-        value = getattr(self, name)
+        value = cast(SSAValue | Sequence[SSAValue] | None, getattr(self, name))
         if value is None:
             return ()
-        return (value,) if isinstance(value, SSAValue) else tuple(value)
+        return tuple(value) if isinstance(value, Sequence) else (value,)
 
     def print(self, printer: Printer) -> None:
         positional = [v for name, keyword in self.GROUPS if not keyword for v in self._group(name)]
@@ -200,9 +201,7 @@ class EpilogueOperation(GroupedOperation, ABC):
                 raise VerifyException(f"epilogue operand {index} is not shaped: {type_}")
             type_ = cast(TensorType[Attribute] | MemRefType[Attribute], type_)
             if map_.num_dims != output.get_num_dims() or len(map_.results) != type_.get_num_dims():
-                raise VerifyException(
-                    f"epilogue map {map_} does not lead from {output} to {type_}"
-                )
+                raise VerifyException(f"epilogue map {map_} does not lead from {output} to {type_}")
             self._verify_in_bounds(map_, output.get_shape(), type_.get_shape())
             elements.append(type_.get_element_type())
         if list(block.arg_types) != elements:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypeIs
 from xdsl.dialects.builtin import (
     BFloat16Type,
     Float16Type,
@@ -88,27 +89,28 @@ def element_type_of(dtype: npt.DTypeLike) -> Attribute:
         raise TypeError(f"numpy dtype {np.dtype(dtype)} has no element type here") from None
 
 
+def is_integer(element_type: Attribute) -> TypeIs[IntegerType]:
+    return isinstance(element_type, IntegerType)
+
+
 def is_float(element_type: Attribute) -> bool:
     return isinstance(element_type, Float16Type | BFloat16Type | Float32Type | Float64Type)
 
 
 def is_unsigned(element_type: Attribute) -> bool:
-    return (
-        isinstance(element_type, IntegerType)
-        and element_type.signedness.data == Signedness.UNSIGNED
-    )
+    return is_integer(element_type) and element_type.signedness.data == Signedness.UNSIGNED
 
 
 def signless(element_type: Attribute) -> Attribute:
     """The type of the same width that `arith` computes with."""
-    if isinstance(element_type, IntegerType):
+    if is_integer(element_type):
         return IntegerType(element_type.width.data)
     return element_type
 
 
 def bit_width(element_type: Attribute) -> int:
     """Bits that one element takes in memory: a bool takes a byte, a four-bit integer half of one."""
-    if isinstance(element_type, IntegerType):
+    if is_integer(element_type):
         return max(element_type.width.data, 4) if element_type.width.data > 1 else 8
     return numpy_dtype(element_type).itemsize * 8
 
@@ -120,7 +122,7 @@ def byte_size(element_type: Attribute, num_elements: int) -> int:
 
 def integer_range(element_type: Attribute) -> tuple[int, int]:
     """The lowest and highest value of an integer type."""
-    if not isinstance(element_type, IntegerType):
+    if not is_integer(element_type):
         raise TypeError(f"{element_type} is not an integer type")
     width = element_type.width.data
     if is_unsigned(element_type) or width == 1:

@@ -108,7 +108,11 @@ class NodeContext:
 
         So a constant that was transposed on the way here is read from where it is, not copied.
         """
-        return self._materializer.matrix(self.lattice(index), self.ref)
+        return self.matrix_of(self.lattice(index))
+
+    def matrix_of(self, value: Value) -> tuple[SSAValue, bool]:
+        """`matrix` of any value."""
+        return self._materializer.matrix(value, self.ref)
 
     def materialize(self, value: Value) -> SSAValue:
         """A tensor for any value."""
@@ -149,12 +153,12 @@ def value_type(value: Value) -> TensorType[Attribute]:
 
 
 @dataclass
-class _Scope:
+class Scope:
     """The names that are visible to the nodes of one graph or function body."""
 
     values: dict[str, Slot]
     opsets: Mapping[str, int]
-    parent: _Scope | None = None
+    parent: Scope | None = None
     prefix: str = ""
     """Comes before the names of nodes."""
     fixed_name: str | None = None
@@ -185,9 +189,9 @@ class GraphImporter:
 
     # Names
 
-    def lookup(self, scope: _Scope, name: str) -> Slot:
+    def lookup(self, scope: Scope, name: str) -> Slot:
         """The value called `name`, decoding an initializer on first use."""
-        here: _Scope | None = scope
+        here: Scope | None = scope
         while here is not None:
             if name in here.values:
                 return here.values[name]
@@ -200,7 +204,7 @@ class GraphImporter:
 
     # Graphs
 
-    def run_graph(self, graph: GraphProto, scope: _Scope) -> list[Slot]:
+    def run_graph(self, graph: GraphProto, scope: Scope) -> list[Slot]:
         """Imports the nodes that the outputs of `graph` need; returns the outputs."""
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
@@ -215,7 +219,7 @@ class GraphImporter:
         return [self.lookup(scope, o.name) for o in graph.output]
 
     def run_node(
-        self, node: NodeProto, index: int, scope: _Scope, declared: Mapping[str, ValueInfoProto]
+        self, node: NodeProto, index: int, scope: Scope, declared: Mapping[str, ValueInfoProto]
     ) -> None:
         """Imports one node and defines its outputs in `scope`."""
         domain = registry.canonical_domain(node.domain)
@@ -247,7 +251,7 @@ class GraphImporter:
                 scope.values[output] = POISON
 
     def import_node(
-        self, node: NodeProto, ref: NodeRef, inputs: list[Value | None], scope: _Scope
+        self, node: NodeProto, ref: NodeRef, inputs: list[Value | None], scope: Scope
     ) -> Sequence[Slot]:
         """The outputs of one node whose inputs are all known."""
         definition = schema.find_schema(ref.domain, node.op_type, ref.opset)
@@ -266,17 +270,17 @@ class GraphImporter:
         raised = raising.raise_node(ctx)
         if raised is not None:
             return raised
+        inputs = list(ctx.inputs)  # a rule may have replaced some
         if node.op_type == "If" and not ref.domain:
             return self.import_if(node, ctx, scope)
         consts = [None if v is None else raising.plain_const(v) for v in inputs]
         known = all((v is None) == (c is None) for v, c in zip(inputs, consts, strict=True))
         if known and definition is not None and schema.is_deterministic(definition):
-            if not raising.must_not_fold(ref.domain, node.op_type):
-                opsets = {**scope.opsets, ref.domain: ref.opset}
-                folded = folding.fold_node(node, definition, consts, opsets, ref, ref.name)
-                if folded is not None:
-                    results = iter(folded)
-                    return [next(results) if o else POISON for o in node.output]
+            opsets = {**scope.opsets, ref.domain: ref.opset}
+            folded = folding.fold_node(node, definition, consts, opsets, ref, ref.name)
+            if folded is not None:
+                results = iter(folded)
+                return [next(results) if o else POISON for o in node.output]
         function = self.functions.get((ref.domain, node.op_type))
         if function is not None:
             return self.expand_function(function, None, node, ref, inputs, scope, local=True)
@@ -321,14 +325,14 @@ class GraphImporter:
         hint = f"the nearest supported operator is {near}" if near else "nothing of a similar name"
         return Unsupported(ref, known, hint)
 
-    def import_if(self, node: NodeProto, ctx: NodeContext, scope: _Scope) -> Sequence[Slot]:
+    def import_if(self, node: NodeProto, ctx: NodeContext, scope: Scope) -> Sequence[Slot]:
         """The branch of an `If` whose condition is constant."""
         condition = ctx.const(0)
         if condition is None:
             ctx.refuse("a condition that is computed at run time", "a constant condition")
         taken = "then_branch" if bool(np.asarray(condition).reshape(-1)[0]) else "else_branch"
         branch = ctx.attr(taken)
-        inner = _Scope(
+        inner = Scope(
             {},
             scope.opsets,
             parent=scope,
@@ -345,7 +349,7 @@ class GraphImporter:
         node: NodeProto,
         ref: NodeRef,
         inputs: Sequence[Value | None],
-        scope: _Scope,
+        scope: Scope,
         *,
         local: bool,
     ) -> Sequence[Slot]:
@@ -360,7 +364,7 @@ class GraphImporter:
         opsets = dict(scope.opsets)
         for entry in function.opset_import:
             opsets[registry.canonical_domain(entry.domain)] = entry.version
-        inner = _Scope(
+        inner = Scope(
             {},
             opsets,
             prefix=f"{ref.name}/",
@@ -384,7 +388,20 @@ class GraphImporter:
             body.node.append(copy)
         for name in function.output[: len(node.output)]:
             body.output.add().name = name
-        return self.run_graph(body, inner)
+        before = len(self.reasons)
+        results = self.run_graph(body, inner)
+        inside = self.reasons[before:]
+        if inside and not local:
+            # The model holds the operator, not what ONNX defines it by.
+            del self.reasons[before:]
+            why = f"found {inside[0].found}; supported: {inside[0].supported}"
+            parts = ", ".join(dict.fromkeys(r.node.op_type for r in inside))
+            raise Unsupported(
+                ref,
+                f"an operator that is defined by {parts}, for which the importer {why}",
+                "operators whose definitions are supported",
+            )
+        return results
 
 
 def _type_proto(value: Value | None) -> TypeProto:

@@ -15,7 +15,9 @@ import numpy as np
 from xdsl.dialects.builtin import IntegerType, TensorType, f32
 from xdsl.ir import Attribute, SSAValue
 
-from qfold.dialects.element_types import i1, i64, is_float
+from qfold.dialects import qmm
+from qfold.dialects.element_types import STORAGE_TYPES, i1, i64, is_float
+from qfold.dialects.qmm import QuantAttr
 from qfold.frontend.errors import FrontendError
 from qfold.frontend.shapes import (
     flatten_shape,
@@ -367,16 +369,27 @@ def _set_scale(ctx: NodeContext, weight: Quantized, scale: Array) -> Sequence[Va
 
 
 def _promote(ctx: NodeContext) -> bool:
-    """Integer operands beside float ones are cast to float, as the exporters that write this (against ONNX) mean it.
+    """An integer operand beside a float one is cast to float: ONNX forbids the pair, but exporters write it and mean this.
 
-    True when an operand was cast.
+    True when the node now has a run-time operand in place of the integers.
     """
-    kinds = [is_float(ctx.type(i).element_type) for i in range(2)]
-    if kinds[0] == kinds[1]:
-        return False
-    index = kinds.index(False)
-    value = ctx.lattice(index)
-    target = ctx.type(1 - index).element_type
-    cast = ctx.convert(value, target)
-    ctx.inputs = [cast if i == index else v for i, v in enumerate(ctx.inputs)]
-    return not isinstance(cast, Quantized)
+    types = [ctx.type(i).element_type for i in range(2)]
+    for index, element in enumerate(types):
+        if types[1 - index] != f32 or not isinstance(element, IntegerType):
+            continue
+        value = ctx.lattice(index)
+        cast: Value
+        if not isinstance(value, SSAValue) and is_narrow_integer(element):
+            cast = (
+                Quantized(value, f32, ctx.name)
+                if isinstance(value, Const)
+                else value.through(ctx.name, type=f32)
+            )
+        elif element in STORAGE_TYPES:
+            one = QuantAttr.get(element, 1.0)
+            cast = ctx.b.insert(qmm.DequantizeOp(ctx.value(index), one)).result
+        else:
+            return False
+        ctx.inputs = [cast if i == index else v for i, v in enumerate(ctx.inputs)]
+        return isinstance(cast, SSAValue)
+    return False

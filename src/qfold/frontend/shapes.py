@@ -83,3 +83,31 @@ def permutation(perm: Sequence[int] | None, rank: int) -> tuple[int, ...]:
     if sorted(perm) != list(range(rank)):
         raise ValueError(f"{list(perm)} is not a permutation of {rank} dimensions")
     return tuple(perm)
+
+
+def auto_pads(
+    mode: str,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    explicit: Sequence[int] | None,
+) -> list[int]:
+    """Padding of a sliding window, begins then ends, for ONNX's `auto_pad` modes; `explicit` is the attribute `pads`."""
+    rank = len(spatial)
+    if mode == "NOTSET":
+        return [0] * (2 * rank) if explicit is None else list(explicit)
+    if mode == "VALID":
+        return [0] * (2 * rank)
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ValueError(f"auto_pad {mode!r} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+    begins: list[int] = []
+    ends: list[int] = []
+    for size, window, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
+        # As many outputs as ceil(size / stride); an odd element of padding goes to the end, or the beginning.
+        extent = (window - 1) * dilation + 1
+        total = max((-(-size // stride) - 1) * stride + extent - size, 0)
+        small, large = total // 2, total - total // 2
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
+    return begins + ends

@@ -53,9 +53,7 @@ _Error = Array | float
 def split(x: Value | int) -> tuple[Array, _Error]:
     """Value and bound; the bound is the float 0.0 when the number is exact."""
     if isinstance(x, Bounded):
-        if x.value.dtype.kind != "f" and not x.bound.any():
-            return x.value, 0.0
-        return x.value, x.bound
+        return x.value, x.bound if x.bound.any() else 0.0
     return np.asarray(x), 0.0
 
 

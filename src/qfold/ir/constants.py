@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,9 @@ def constant_op(array: npt.NDArray[Any], element_type: Attribute | None = None) 
     dense = array.size <= _SMALL and array.size and signless(element_type) == element_type
     if not dense or bit_width(element_type) == 4:
         return qmm.ConstantOp(WeightAttr.from_array(array, element_type))
-    tensor_type = TensorType(element_type, array.shape)
+    tensor_type: TensorType[Any] = TensorType(element_type, array.shape)
     raw = pack(array, element_type)
-    return arith.ConstantOp(
-        cast(
-            DenseIntOrFPElementsAttr[Any], DenseIntOrFPElementsAttr(tensor_type, BytesAttr(raw))
-        )
-    )
+    return arith.ConstantOp(DenseIntOrFPElementsAttr(tensor_type, BytesAttr(raw)))
 
 
 def constant_weight(value: SSAValue) -> WeightAttr | None:

@@ -39,14 +39,12 @@ def fuse_locations(locations: Iterable[LocationAttr]) -> LocationAttr:
         return UnknownLoc()
     if len(leaves) == 1:
         return leaves[0]
-    return FusedLoc(leaves, NoneAttr())
+    return FusedLoc(tuple(leaves), NoneAttr())
 
 
 def node_names(op: Operation) -> tuple[str, ...]:
     """The names of the ONNX nodes that `op` comes from, in order; empty when it comes from none."""
-    return tuple(
-        leaf.desc.data for leaf in _leaves(op.location) if isinstance(leaf, NameLoc)
-    )
+    return tuple(leaf.desc.data for leaf in _leaves(op.location) if isinstance(leaf, NameLoc))
 
 
 def describe_location(op: Operation) -> str:

@@ -100,30 +100,30 @@ static inline float qf_roundevenf(float x) {
     float a = qf_absf(x);
     float r = (a + 0x1p23f) - 0x1p23f;
     r = qf_copysignf(r, x);
-    return a < 0x1p23f ? r : x;
+    return qf_select(a < 0x1p23f, r, x);
 }
 
 static inline float qf_floorf(float x) {
     float r = qf_roundevenf(x);
-    return qf_copysignf(r > x ? r - 1.0f : r, x);
+    return qf_copysignf(r - qf_select(r > x, 1.0f, 0.0f), x);
 }
 
 static inline float qf_ceilf(float x) {
     float r = qf_roundevenf(x);
-    return qf_copysignf(r < x ? r + 1.0f : r, x);
+    return qf_copysignf(r + qf_select(r < x, 1.0f, 0.0f), x);
 }
 
 static inline float qf_truncf(float x) {
     float a = qf_absf(x);
     float r = qf_roundevenf(a);
-    return qf_copysignf(r > a ? r - 1.0f : r, x);
+    return qf_copysignf(r - qf_select(r > a, 1.0f, 0.0f), x);
 }
 
 /* Half away from zero. */
 static inline float qf_roundf(float x) {
     float a = qf_absf(x);
     float r = qf_truncf(a);
-    return qf_copysignf(a - r >= 0.5f ? r + 1.0f : r, x);
+    return qf_copysignf(r + qf_select(a - r >= 0.5f, 1.0f, 0.0f), x);
 }
 
 /* ---- float to integer ---------------------------------------------------------------------------------- */
@@ -190,8 +190,8 @@ static inline float qf_exp_scale(float p, uint32_t n) {
 static inline float qf_expf(float x) {
     uint32_t n;
     float p;
-    x = x < -104.0f ? -104.0f : x;
-    x = x > 89.0f ? 89.0f : x;
+    x = qf_select(x < -104.0f, -104.0f, x);
+    x = qf_select(x > 89.0f, 89.0f, x);
     p = qf_exp_parts(x, 0.0f, &n);
     return qf_exp_scale(p, n);
 }
@@ -202,12 +202,12 @@ static inline float qf_expm1_core(float x) {
     float p = qf_exp_parts(x, 0.0f, &n);
     float s = qf_pow2(n - 1024u + 126u);
     float r = (s * p + (s - 0.5f)) * 2.0f;
-    return n == 1024u ? p : r;
+    return qf_select(n == 1024u, p, r);
 }
 
 static inline float qf_expm1f(float x) {
-    float c = x < -18.0f ? -18.0f : x;
-    c = c > 89.0f ? 89.0f : c;
+    float c = qf_select(x < -18.0f, -18.0f, x);
+    c = qf_select(c > 89.0f, 89.0f, c);
     return qf_copysignf(qf_expm1_core(c), x);
 }
 
@@ -216,12 +216,12 @@ static inline float qf_tanhf(float x) {
     float a = qf_absf(x);
     uint32_t n;
     float p, s, e, q;
-    a = a > 9.5f ? 9.5f : a; /* where the nearest float is 1 */
+    a = qf_select(a > 9.5f, 9.5f, a); /* where the nearest float is 1 */
     p = qf_exp_parts(-2.0f * a, 0.0f, &n);
     s = qf_pow2(n - 1024u + 127u);
     e = s * p + s;
-    q = (a < 0.625f ? (1.0f - s) - s * p : 2.0f * e) / (1.0f + e);
-    return qf_copysignf(a < 0.625f ? q : 1.0f - q, x);
+    q = qf_select(a < 0.625f, (1.0f - s) - s * p, 2.0f * e) / (1.0f + e);
+    return qf_copysignf(qf_select(a < 0.625f, q, 1.0f - q), x);
 }
 
 /* ---- erf ----------------------------------------------------------------------------------------------- */
@@ -239,7 +239,7 @@ static inline float qf_erff(float x) {
     s = s * t - 0.37612626f;
     s = s * t + 0.128379166f;
     near_zero = x + x * s;
-    a = a > 4.0f ? 4.0f : a; /* where the nearest float is 1 */
+    a = qf_select(a > 4.0f, 4.0f, a); /* where the nearest float is 1 */
     p = -0.000210647049f;
     p = p * a + 0.00318697677f;
     p = p * a - 0.0227985587f;
@@ -247,7 +247,7 @@ static inline float qf_erff(float x) {
     p = p * a + 0.635831356f;
     p = p * a + 1.12848008f;
     far = qf_copysignf(1.0f - qf_expf(-(a * p)), x);
-    return a < 1.0f ? near_zero : far;
+    return qf_select(a < 1.0f, near_zero, far);
 }
 
 /* ---- log, log1p ---------------------------------------------------------------------------------------- */
@@ -282,13 +282,13 @@ static inline float qf_log_core(float f, float k) {
 
 /* -infinity at +-0, NaN below. */
 static inline float qf_logf(float x) {
-    float tiny = x < FLT_MIN ? 25.0f : 0.0f;
-    float scaled = x < FLT_MIN ? x * 0x1p25f : x;
+    float tiny = qf_select(x < FLT_MIN, 25.0f, 0.0f);
+    float scaled = qf_select(x < FLT_MIN, x * 0x1p25f, x);
     uint32_t k;
     float m = qf_log_parts(scaled, &k);
     float r = qf_log_core(m - 1.0f, (float)(int32_t)k - 128.0f - tiny);
-    float special = x < 0.0f ? QF_NAN : x; /* else infinity or NaN */
-    special = x == 0.0f ? -QF_INF : special;
+    float special = qf_select(x < 0.0f, QF_NAN, x); /* else infinity or NaN */
+    special = qf_select(x == 0.0f, -QF_INF, special);
     return qf_select((x > 0.0f) & (x < QF_INF), r, special);
 }
 
@@ -301,8 +301,8 @@ static inline float qf_log1pf(float x) {
     float m = qf_log_parts(u, &k);
     float down = k < 224u ? qf_pow2(255u - k) : 0.0f; /* from 2^96 on, 1 + x is x in any case */
     float r = qf_log_core((m - 1.0f) + c * down, (float)(int32_t)k - 128.0f);
-    float special = x < -1.0f ? QF_NAN : x; /* else 0, infinity or NaN */
-    special = x == -1.0f ? -QF_INF : special;
+    float special = qf_select(x < -1.0f, QF_NAN, x); /* else 0, infinity or NaN */
+    special = qf_select(x == -1.0f, -QF_INF, special);
     return qf_select((x > -1.0f) & (x < QF_INF) & (x != 0.0f), r, special);
 }
 
@@ -312,11 +312,12 @@ static inline float qf_log1pf(float x) {
  * is the mantissa. A float estimate is within 16 of S; the remainder R = X 2^23 - S^2 then fits 32 bits although its
  * two terms don't, so it is exact modulo 2^32, and decides: -S < R <= S exactly when S is the nearest. */
 static inline float qf_sqrtf(float x) {
-    float scaled = x < FLT_MIN ? x * 0x1p24f : x;
+    float scaled = qf_select(x < FLT_MIN, x * 0x1p24f, x);
     uint32_t b = qf_bits(scaled);
     uint32_t e = b >> 23;
     uint32_t odd = (e & 1u) ^ 1u; /* the exponent is e - 127 */
-    uint32_t mantissa = ((b & 0x7FFFFFu) | 0x800000u) << odd;
+    uint32_t fraction = (b & 0x7FFFFFu) | 0x800000u;
+    uint32_t mantissa = fraction + (fraction & (0u - odd));
     float m = qf_from_bits((b & 0x7FFFFFu) | ((127u + odd) << 23));
     float y = qf_from_bits(0x5F376000u - (qf_bits(m) >> 1)); /* within 3.5 % of 1/sqrt(m) */
     uint32_t s;
@@ -332,8 +333,8 @@ static inline float qf_sqrtf(float x) {
     s += (uint32_t)(remainder > (int32_t)s);
     s -= (uint32_t)(remainder <= -(int32_t)s);
     r = qf_from_bits((((e + 127u - odd) >> 1) << 23) + (s - 0x800000u));
-    r = x < FLT_MIN ? r * 0x1p-12f : r;
-    return qf_select((x > 0.0f) & (x < QF_INF), r, x < 0.0f ? QF_NAN : x);
+    r = qf_select(x < FLT_MIN, r * 0x1p-12f, r);
+    return qf_select((x > 0.0f) & (x < QF_INF), r, qf_select(x < 0.0f, QF_NAN, x));
 }
 
 /* +-infinity at +-0, 0 at infinity, NaN below 0. */
@@ -349,9 +350,9 @@ static inline float qf_rsqrtf(float x) { return 1.0f / qf_sqrtf(x); }
 static inline float qf_powf(float x, float y) {
     float ax = qf_absf(x);
     float ay = qf_absf(y);
-    float tiny = ax < FLT_MIN ? 25.0f : 0.0f;
+    float tiny = qf_select(ax < FLT_MIN, 25.0f, 0.0f);
     uint32_t kb, n;
-    float m = qf_log_parts(ax < FLT_MIN ? ax * 0x1p25f : ax, &kb);
+    float m = qf_log_parts(qf_select(ax < FLT_MIN, ax * 0x1p25f, ax), &kb);
     float k = (float)(int32_t)kb - 128.0f - tiny;
     float f = m - 1.0f;
     float d = m + 1.0f;
@@ -379,7 +380,7 @@ static inline float qf_powf(float x, float y) {
     float l_hi = qf_head(sum2 + rest);
     float l_lo = (sum2 - l_hi) + rest;
     /* past 2^31 every x but 1 overflows or underflows; y no larger than that keeps the products finite */
-    float yc = qf_copysignf(ay > 0x1p31f ? 0x1p31f : ay, y);
+    float yc = qf_copysignf(qf_select(ay > 0x1p31f, 0x1p31f, ay), y);
     float y_hi = qf_head(yc);
     float y_lo = yc - y_hi;
     float w_hi = y_hi * l_hi;
@@ -391,12 +392,12 @@ static inline float qf_powf(float x, float y) {
     int integral = (ay >= 0x1p23f) | (qf_truncf(ay) == ay);
     int odd = (ay < 0x1p24f) & integral & (qf_truncf(half) != half);
     float r;
-    tail = qf_absf(w) < 104.0f ? tail : 0.0f;
-    w = w < -104.0f ? -104.0f : w;
-    w = w > 89.0f ? 89.0f : w;
+    tail = qf_select(qf_absf(w) < 104.0f, tail, 0.0f);
+    w = qf_select(w < -104.0f, -104.0f, w);
+    w = qf_select(w > 89.0f, 89.0f, w);
     p = qf_exp_parts(w, tail, &n);
     r = qf_exp_scale(p, n);
-    r = qf_select((ax == 0.0f) | (ax == QF_INF), (ax == 0.0f) == (y < 0.0f) ? QF_INF : 0.0f, r);
+    r = qf_select((ax == 0.0f) | (ax == QF_INF), qf_select((ax == 0.0f) == (y < 0.0f), QF_INF, 0.0f), r);
     r = qf_from_bits(qf_bits(r) ^ (qf_bits(x) & (odd ? QF_SIGN : 0u)));
     r = qf_select((x < 0.0f) & (ax < QF_INF) & !integral, QF_NAN, r);
     r = qf_select((x != x) | (y != y), x + y, r);

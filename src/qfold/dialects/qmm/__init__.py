@@ -2,7 +2,6 @@
 
 from xdsl.ir import Dialect
 
-from qfold.dialects.qmm.attributes import WEIGHT_FILES, QuantAttr, WeightAttr, WeightFiles
 from qfold.dialects.qmm.ops import (
     ConstantOp,
     ConvOp,
@@ -17,6 +16,8 @@ from qfold.dialects.qmm.ops import (
     YieldOp,
     row_sum_shape,
 )
+from qfold.dialects.qmm.quant import QuantAttr
+from qfold.dialects.qmm.weight import WEIGHT_FILES, WeightAttr, WeightFiles
 
 QMM = Dialect(
     "qmm",

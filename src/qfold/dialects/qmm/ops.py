@@ -52,7 +52,8 @@ from qfold.dialects.contraction import (
     window_shape,
 )
 from qfold.dialects.element_types import integer_range
-from qfold.dialects.qmm.attributes import QuantAttr, WeightAttr
+from qfold.dialects.qmm.quant import QuantAttr
+from qfold.dialects.qmm.weight import WeightAttr
 
 Tensor = TensorType[Attribute]
 
@@ -150,7 +151,11 @@ class QuantizeOp(_RuntimeQuantOp):
     """
 
     name = "qmm.quantize"
-    GROUPS: ClassVar = (("x", None), ("runtime_scale", "scale"), ("runtime_zero_point", "zero_point"))
+    GROUPS: ClassVar = (
+        ("x", None),
+        ("runtime_scale", "scale"),
+        ("runtime_zero_point", "zero_point"),
+    )
     x = operand_def(TensorType)
     result = result_def(TensorType)
     traits = traits_def(Pure())
@@ -188,7 +193,11 @@ class DequantizeOp(_RuntimeQuantOp):
     """
 
     name = "qmm.dequantize"
-    GROUPS: ClassVar = (("q", None), ("runtime_scale", "scale"), ("runtime_zero_point", "zero_point"))
+    GROUPS: ClassVar = (
+        ("q", None),
+        ("runtime_scale", "scale"),
+        ("runtime_zero_point", "zero_point"),
+    )
     q = operand_def(TensorType)
     result = result_def(TensorType)
     traits = traits_def(Pure())
@@ -387,7 +396,7 @@ def row_sum_shape(a: Sequence[int], block_size: int | None) -> tuple[int, ...]:
 
 @irdl_op_definition
 class RowSumOp(IRDLOperation):
-    """`sum_k a[..., m, k]`, or the same per block of K: what a hoisted zero point multiplies. Pure, so CSE shares one among readers.
+    """`sum_k a[..., m, k]`, or the same per block of K: what a hoisted zero point multiplies. Pure: CSE shares one.
 
     ```mlir
     %s = qmm.row_sum %a : (tensor<4x8xf32>) -> tensor<4xf32>
@@ -406,9 +415,7 @@ class RowSumOp(IRDLOperation):
     def __init__(self, a: SSAValue, block_size: int | None = None):
         super().__init__(
             operands=[a],
-            properties={
-                "block_size": None if block_size is None else IntegerAttr(block_size, i64)
-            },
+            properties={"block_size": None if block_size is None else IntegerAttr(block_size, i64)},
             result_types=[TensorType(f32, row_sum_shape(shape_of(a), block_size))],
         )
 
@@ -428,7 +435,8 @@ class ConvOp(_ContractionOp):
     """Convolution in f32: x [N, C, spatial...], w [M, C / groups, kernel...]; 1-D and 2-D; `pads` begins, then ends (ONNX).
 
     ```mlir
-    %y = qmm.conv %x, %w {strides = array<i64: 1, 1>, pads = array<i64: 1, 1, 1, 1>, dilations = array<i64: 1, 1>, groups = 1 : i64}
+    %y = qmm.conv %x, %w {strides = array<i64: 1, 1>, pads = array<i64: 1, 1, 1, 1>, dilations = array<i64: 1, 1>,
+                          groups = 1 : i64}
         : (tensor<1x3x8x8xf32>, tensor<4x3x3x3xf32>) -> tensor<1x4x8x8xf32>
     ```
     """
@@ -475,7 +483,7 @@ class ConvOp(_ContractionOp):
 
 @irdl_op_definition
 class DequantConvOp(_ContractionOp):
-    """Convolution of an f32 x with an integer weight [M, C / groups, kernel...], quantised per tensor or per output channel (axis 0).
+    """Convolution of an f32 x with an integer weight [M, C / groups, kernel...], quantised per tensor or along M (axis 0).
 
     ```mlir
     %y = qmm.dequant_conv %x window_sum(%s) {weight = #qmm.weight<...>, quant = #qmm.quant<...>, hoisted, strides = ..., ...}
@@ -487,7 +495,11 @@ class DequantConvOp(_ContractionOp):
     """
 
     name = "qmm.dequant_conv"
-    GROUPS: ClassVar = (("x", None), ("window_sum", "window_sum"), ("epilogue_operands", "epilogue"))
+    GROUPS: ClassVar = (
+        ("x", None),
+        ("window_sum", "window_sum"),
+        ("epilogue_operands", "epilogue"),
+    )
     x = operand_def(TensorType)
     window_sum = opt_operand_def(TensorType)
     weight = prop_def(WeightAttr)
@@ -537,7 +549,8 @@ class DequantConvOp(_ContractionOp):
         self.quant.verify_describes(self.weight.type)
         if self.quant.granularity == "block" or self.quant.axis not in (None, 0):
             raise VerifyException(
-                f"a convolution takes a scale per tensor or per output channel (axis 0), got {self.quant.granularity} on axis {self.quant.axis}"
+                f"a convolution takes a scale per tensor or per output channel (axis 0), "
+                f"got one per {self.quant.granularity} on axis {self.quant.axis}"
             )
         window = window_of(self)
         shape = conv_shape(shape_of(self.x), self.weight.shape, *window)
@@ -637,7 +650,4 @@ class DequantGatherOp(IRDLOperation):
         if not self.weight.shape:
             raise VerifyException("the table has at least one dimension")
         self.quant.verify_describes(self.weight.type)
-        expect_shape(
-            "the result", self.result, (*shape_of(self.indices), *self.weight.shape[1:])
-        )
-
+        expect_shape("the result", self.result, (*shape_of(self.indices), *self.weight.shape[1:]))

@@ -1,0 +1,319 @@
+"""QuantizeLinear, DequantizeLinear, and Deeploy's Dequant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xdsl.dialects.builtin import IntegerType, f32
+from xdsl.ir import Attribute, SSAValue
+
+from qfold.dialects import qmm
+from qfold.dialects.element_types import (
+    STORAGE_TYPES,
+    i4,
+    i8,
+    i16,
+    i32,
+    integer_range,
+    numpy_dtype,
+    ui4,
+    ui8,
+    ui16,
+)
+from qfold.dialects.qmm import QuantAttr
+from qfold.frontend.errors import FrontendError
+from qfold.frontend.importer import NodeContext
+from qfold.frontend.raising import rule
+from qfold.frontend.registry import onnx_op
+from qfold.frontend.shapes import normalize_axis
+from qfold.frontend.tensors import element_type_of_onnx
+from qfold.frontend.values import Array, Const, Quantized, Value, fits
+
+
+def check_scale(scale: Array, ctx: NodeContext) -> npt.NDArray[np.float32]:
+    """The scale in f32; `FrontendError` unless all of it is finite and positive."""
+    wide = np.asarray(scale, np.float32)
+    bad = ~(np.isfinite(wide) & (wide > 0))
+    if bad.any():
+        raise FrontendError(
+            f"{ctx.ref}: a scale has to be finite and positive, found {wide[bad].flat[0]}"
+        )
+    return wide
+
+
+class Granularity:
+    """How the scale of a node is laid out over its data: per tensor, per axis, or per block along an axis."""
+
+    def __init__(self, ctx: NodeContext):
+        """Reads attributes and shapes; `FrontendError` where they do not go together."""
+        data = ctx.type(0).get_shape()
+        scale = ctx.type(1).get_shape()
+        self.axis: int | None = None
+        self.block_size: int | None = None
+        block = int(ctx.attr("block_size", 0))
+        if block < 0:
+            ctx.invalid(f"block_size is {block}")
+        if block:
+            self.axis = normalize_axis(int(ctx.attr("axis", 1)), len(data))
+            self.block_size = block
+            wanted = [*data]
+            wanted[self.axis] = -(-data[self.axis] // block)
+            if list(scale) != wanted:
+                ctx.invalid(
+                    f"blocks of {block} along axis {self.axis} of {list(data)} take scales of shape "
+                    f"{wanted}, found {list(scale)}"
+                )
+        elif len(scale) > 1:
+            ctx.invalid(f"a scale of shape {list(scale)} needs a block_size")
+        elif scale and scale[0] != 1:
+            self.axis = normalize_axis(int(ctx.attr("axis", 1)), len(data))
+            if scale[0] != data[self.axis]:
+                ctx.invalid(f"{scale[0]} scales do not fit axis {self.axis} of {list(data)}")
+
+    def shaped(self, parameter: Array) -> Array:
+        """Scale or zero point in the form that the granularity has: one element per tensor is rank 0."""
+        return parameter.reshape(()) if self.axis is None else parameter
+
+
+def zero_point_argument(ctx: NodeContext, storage: Attribute) -> Array | None:
+    """The constant zero point, None when absent; `FrontendError` when its type or shape is wrong."""
+    if not ctx.has_input(2):
+        return None
+    found = ctx.type(2)
+    if found.element_type != storage:
+        ctx.invalid(f"the zero point is {found.element_type}, the data {storage}")
+    zero_point = ctx.require_const(2, "zero point beside a constant scale")
+    scale = ctx.type(1).get_shape()
+    if zero_point.size != 1 and found.get_shape() != scale:
+        ctx.invalid(f"the zero point has shape {list(found.get_shape())}, the scale {list(scale)}")
+    return zero_point
+
+
+def _output_type(ctx: NodeContext, default: Attribute) -> Attribute:
+    declared = int(ctx.attr("output_dtype", 0))
+    return element_type_of_onnx(declared, str(ctx.ref)) if declared else default
+
+
+@rule("DequantizeLinear")
+def _raise_dequantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
+    value = ctx.lattice(0)
+    if isinstance(value, Quantized) and value.type in STORAGE_TYPES and value.scale is None:
+        # Widened integers, dequantised as such.
+        value = Const(value.evaluate(), value.type, value.name)
+    if not isinstance(value, Const):
+        return None
+    if _output_type(ctx, ctx.type(1).element_type) != f32:
+        ctx.refuse(
+            f"an output of {_output_type(ctx, ctx.type(1).element_type)}", "an output of f32"
+        )
+    scale = ctx.const(1)
+    if scale is None:
+        ctx.refuse(
+            f"a scale of the constant '{value.name}' that is computed at run time",
+            "a constant scale",
+        )
+    granularity = _granularity(ctx)
+    scale = granularity.shaped(check_scale(scale, ctx))
+    zero_point = zero_point_argument(ctx, value.type)
+    if zero_point is not None and zero_point.size == 1:
+        zero_point = zero_point.reshape(())
+    quantized = Quantized(
+        value,
+        f32,
+        ctx.name,
+        scale=scale.astype(np.float32),
+        zero_point=zero_point,
+        axis=granularity.axis,
+        block_size=granularity.block_size,
+    )
+    if value.type in STORAGE_TYPES:
+        return [quantized]
+    if value.type == i32:
+        # A bias at the scale of an accumulator: no narrower in memory than its floats.
+        return [Const(quantized.evaluate(), f32, ctx.name)]
+    ctx.refuse(f"constants of {value.type}", _names((*STORAGE_TYPES, i32)))
+
+
+def _names(types: Sequence[Attribute]) -> str:
+    return ", ".join(str(t) for t in types)
+
+
+def _granularity(ctx: NodeContext) -> Granularity:
+    try:
+        return Granularity(ctx)
+    except ValueError as error:
+        ctx.invalid(str(error))
+
+
+@onnx_op("DequantizeLinear", since=10)
+def import_dequantize_linear(ctx: NodeContext) -> SSAValue:
+    """Data that is computed at run time."""
+    storage = ctx.type(0).element_type
+    if not isinstance(storage, IntegerType) or storage not in (*STORAGE_TYPES, i32):
+        ctx.refuse(f"data of {storage}", _names((*STORAGE_TYPES, i32)))
+    if _output_type(ctx, ctx.type(1).element_type) != f32:
+        ctx.refuse(
+            f"an output of {_output_type(ctx, ctx.type(1).element_type)}", "an output of f32"
+        )
+    granularity = _granularity(ctx)
+    if ctx.const(1) is None:
+        scale, zero_point = _runtime_parameters(ctx, granularity, storage)
+        op = qmm.DequantizeOp(
+            ctx.value(0), None, runtime_scale=scale, runtime_zero_point=zero_point
+        )
+    else:
+        op = qmm.DequantizeOp(ctx.value(0), _quant_attr(ctx, granularity, storage))
+    return ctx.b.insert(op).result
+
+
+def _quant_attr(ctx: NodeContext, granularity: Granularity, storage: IntegerType) -> QuantAttr:
+    """Constant parameters as an attribute."""
+    scale = granularity.shaped(check_scale(ctx.require_const(1, "scale"), ctx))
+    zero_point = zero_point_argument(ctx, storage)
+    if zero_point is not None and zero_point.size == 1:
+        zero_point = zero_point.reshape(())
+    return QuantAttr.get(
+        storage, scale, zero_point, axis=granularity.axis, block_size=granularity.block_size
+    )
+
+
+def _runtime_parameters(
+    ctx: NodeContext, granularity: Granularity, storage: Attribute
+) -> tuple[SSAValue, SSAValue | None]:
+    """Scale and zero point that are computed at run time: one for all data."""
+    if ctx.type(1).element_type != f32:
+        ctx.refuse(f"a scale of {ctx.type(1).element_type}", "a scale of f32")
+    if granularity.axis is not None:
+        ctx.refuse(
+            f"a scale of shape {list(ctx.type(1).get_shape())} that is computed at run time",
+            "a constant scale, or one for all elements",
+        )
+    scale = ctx.b.reshape(ctx.value(1), ())
+    if not ctx.has_input(2):
+        return scale, None
+    if ctx.type(2).element_type != storage:
+        ctx.invalid(f"the zero point is {ctx.type(2).element_type}, the data {storage}")
+    return scale, ctx.b.reshape(ctx.value(2), ())
+
+
+def quantize_array(real: Array, quant: QuantAttr) -> npt.NDArray[Any]:
+    """`saturate(roundeven(real / scale) + zero_point)` in f32, as QuantizeLinear defines it; NaN gives the zero point."""
+    scale, zero_point = quant.broadcast(real.shape)
+    with np.errstate(invalid="ignore", over="ignore"):
+        quotient = np.rint(real.astype(np.float32) / scale)
+    low, high = integer_range(quant.storage)
+    # Bounded first: the sum is then exact in any integer type, infinities included.
+    bounded = np.nan_to_num(np.clip(quotient, low - high - 1, high - low + 1), nan=0.0)
+    shifted = bounded.astype(np.int64) + zero_point
+    return np.clip(shifted, low, high).astype(numpy_dtype(quant.storage))
+
+
+def _storage(ctx: NodeContext) -> IntegerType:
+    """The integer type that QuantizeLinear gives: that of the zero point, else `output_dtype`, else u8."""
+    default = ctx.type(2).element_type if ctx.has_input(2) else ui8
+    declared = _output_type(ctx, default)
+    if declared != default and ctx.has_input(2):
+        ctx.invalid(f"output_dtype is {declared}, the zero point {default}")
+    if not isinstance(declared, IntegerType) or declared not in STORAGE_TYPES:
+        ctx.refuse(f"an output of {declared}", _names(STORAGE_TYPES))
+    return declared
+
+
+@rule("QuantizeLinear")
+def _raise_quantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
+    value = ctx.lattice(0)
+    if isinstance(value, SSAValue) or value.type != f32 or ctx.const(1) is None:
+        return None
+    quant = _quant_attr(ctx, _granularity(ctx), _storage(ctx))
+    real = value.array if isinstance(value, Const) else value.evaluate()
+    return [Const(quantize_array(real, quant), quant.storage, ctx.name)]
+
+
+@onnx_op("QuantizeLinear", since=10)
+def import_quantize_linear(ctx: NodeContext) -> SSAValue:
+    """Data that is computed at run time."""
+    if ctx.type(0).element_type != f32:
+        ctx.refuse(f"data of {ctx.type(0).element_type}", "data of f32")
+    storage = _storage(ctx)
+    granularity = _granularity(ctx)
+    if ctx.const(1) is None:
+        scale, zero_point = _runtime_parameters(ctx, granularity, storage)
+        op = qmm.QuantizeOp(
+            ctx.value(0),
+            None,
+            storage=storage,
+            runtime_scale=scale,
+            runtime_zero_point=zero_point,
+        )
+    else:
+        op = qmm.QuantizeOp(ctx.value(0), _quant_attr(ctx, granularity, storage))
+    return ctx.b.insert(op).result
+
+
+def _declared_storage(ctx: NodeContext) -> IntegerType:
+    """The narrowest storage type for the node's `bit_width` and `signed`."""
+    bits = int(ctx.attr("bit_width", 8))
+    signed = bool(ctx.attr("signed", 1))
+    for width, types in ((4, (ui4, i4)), (8, (ui8, i8)), (16, (ui16, i16))):
+        if 1 <= bits <= width:
+            return types[signed]
+    ctx.refuse(f"a bit_width of {bits}", "a bit_width of 1 to 16")
+
+
+def _narrowed(ctx: NodeContext, value: Const, storage: IntegerType) -> Const:
+    """The integers of `value`, which may be stored in a wider type or as floats, in the declared `storage` type."""
+    if value.type == storage:
+        return value
+    bits = int(ctx.attr("bit_width", 8))
+    low, high = integer_range(storage)
+    spare = storage.width.data - bits
+    low, high = (low >> spare, high >> spare) if spare else (low, high)
+    array = value.array
+    if array.size and not (fits(array, storage) and array.min() >= low and array.max() <= high):
+        ctx.invalid(
+            f"'{value.name}' is declared to hold integers of {bits} bits, {low}..{high}, "
+            f"but holds {array.min()}..{array.max()}, or fractions"
+        )
+    return Const(array.astype(numpy_dtype(storage)), storage, value.name)
+
+
+@rule("Dequant")
+def _raise_dequant(ctx: NodeContext) -> Sequence[Value] | None:
+    """Deeploy's `Dequant`: `scale * (q - zero_point)`, parameters and integer type as attributes, one for all elements."""
+    value = ctx.lattice(0)
+    if not isinstance(value, Const):
+        return None
+    storage = _declared_storage(ctx)
+    q = _narrowed(ctx, value, storage)
+    scale, zero_point = _dequant_attributes(ctx, storage)
+    return [Quantized(q, f32, ctx.name, scale=scale, zero_point=zero_point)]
+
+
+def _dequant_attributes(
+    ctx: NodeContext, storage: IntegerType
+) -> tuple[npt.NDArray[np.float32], Array]:
+    if not ctx.has_attr("scale"):
+        ctx.invalid("Dequant lacks its attribute 'scale'")
+    scale = check_scale(np.asarray(ctx.attr("scale")), ctx)
+    zero_point = np.asarray(ctx.attr("zero_point", 0.0))
+    if scale.size != 1 or zero_point.size != 1:
+        ctx.refuse(f"{scale.size} scales and {zero_point.size} zero points", "one of each")
+    if not np.isfinite(zero_point).all() or not fits(zero_point, storage):
+        ctx.invalid(f"the zero point {zero_point} is not an integer of {storage}")
+    return scale.reshape(()), zero_point.reshape(()).astype(np.int64)
+
+
+@onnx_op("Dequant")
+def import_dequant(ctx: NodeContext) -> SSAValue:
+    """Data that is computed at run time, of an integer type."""
+    storage = ctx.type(0).element_type
+    if not isinstance(storage, IntegerType) or storage not in (*STORAGE_TYPES, i32):
+        ctx.refuse(f"data of {storage}", _names((*STORAGE_TYPES, i32)))
+    scale, zero_point = _dequant_attributes(ctx, storage)
+    quant = QuantAttr.get(storage, scale, zero_point)
+    return ctx.b.insert(qmm.DequantizeOp(ctx.value(0), quant)).result
+
+

@@ -1,0 +1,120 @@
+"""Implementations of `qkernel`: the contractions of `qmm` on memrefs, written in place."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import f32
+from xdsl.interpreter import Interpreter, PythonValues, impl, register_impls
+
+from qfold.dialects import qkernel
+from qfold.dialects.contraction import EpilogueOperation, ints
+from qfold.interpreters.contractions import (
+    Dequant,
+    as_image,
+    conv,
+    dequant_conv,
+    dequant_matmul,
+    epilogue,
+    swap_last,
+    window_sum,
+)
+from qfold.interpreters.qmm import first, groups_of, matmul_weight, window_from
+from qfold.interpreters.scalar import DomainFunctions
+from qfold.interpreters.values import Array, Value
+
+
+@register_impls
+class QkernelFunctions(DomainFunctions):
+    """`qkernel`."""
+
+    def _finish(
+        self,
+        interpreter: Interpreter,
+        op: EpilogueOperation,
+        total: Value,
+        groups: dict[str, tuple[Value, ...]],
+    ) -> PythonValues:
+        self.domain.store(
+            groups["y"][0], epilogue(interpreter, op, total, groups["epilogue_operands"])
+        )
+        return ()
+
+    def _exact(self, values: tuple[Value, ...]) -> Array | None:
+        value = first(values)
+        return None if value is None else self.domain.exact(value)
+
+    @impl(qkernel.MatmulOp)
+    def run_matmul(
+        self, interpreter: Interpreter, op: qkernel.MatmulOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        (a,), (b,) = groups["a"], groups["b"]
+        a = a if op.transpose_a is None else swap_last(a)
+        b = b if op.transpose_b is None else swap_last(b)
+        return self._finish(interpreter, op, self.domain.contract(f32, a, b), groups)
+
+    @impl(qkernel.DequantMatmulOp)
+    def run_dequant_matmul(
+        self, interpreter: Interpreter, op: qkernel.DequantMatmulOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        weight = matmul_weight(
+            self.domain.exact(groups["w"][0]),
+            self.domain.exact(groups["scale"][0]),
+            self._exact(groups["zero_point"]),
+            op.transpose_b is not None,
+            op.block,
+        )
+        total = dequant_matmul(
+            self.domain,
+            groups["a"][0],
+            weight,
+            op.hoisted is not None,
+            first(groups["row_sum"]),
+        )
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.ConvOp)
+    def run_conv(
+        self, interpreter: Interpreter, op: qkernel.ConvOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        (x,), (w,) = groups["x"], groups["w"]
+        window = window_from(op, w.shape[2:])
+        total = as_image(conv(self.domain, x, w, window), x, window)
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.DequantConvOp)
+    def run_dequant_conv(
+        self, interpreter: Interpreter, op: qkernel.DequantConvOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        x = groups["x"][0]
+        w = self.domain.exact(groups["w"][0])
+
+        def per_filter(parameters: Array) -> Array:
+            """Rank 0, or one per output channel, so that it broadcasts against the weight."""
+            return parameters.reshape(-1, *(1,) * (w.ndim - 1)) if parameters.ndim else parameters
+
+        zero = self._exact(groups["zero_point"])
+        total = dequant_conv(
+            self.domain,
+            x,
+            Dequant(
+                w,
+                per_filter(self.domain.exact(groups["scale"][0])),
+                None if zero is None else per_filter(zero),
+            ),
+            window_from(op, w.shape[2:]),
+            op.hoisted is not None,
+            first(groups["window_sum"]),
+        )
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.WindowSumOp)
+    def run_window_sum(
+        self, interpreter: Interpreter, op: qkernel.WindowSumOp, args: PythonValues
+    ) -> PythonValues:
+        x, y = args
+        window = window_from(op, ints(op.kernel_shape))
+        self.domain.store(y, window_sum(self.domain, x, window))
+        return ()

@@ -1,0 +1,191 @@
+"""Running modules: one call at every level, in each numeric domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, MemRefType, ModuleOp, StringAttr
+from xdsl.dialects.builtin import TensorType as BuiltinTensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.interpreter import Interpreter
+from xdsl.interpreters.func import FuncFunctions
+from xdsl.ir import Attribute
+from xdsl.utils.exceptions import InterpretationError
+
+from qfold.dialects.element_types import is_float, numpy_dtype
+from qfold.interpreters.bounded import BoundedDomain
+from qfold.interpreters.domains import Domain, PlainDomain, element_type
+from qfold.interpreters.generic import LinalgFunctions
+from qfold.interpreters.memref import MemRefFunctions
+from qfold.interpreters.qkernel import QkernelFunctions
+from qfold.interpreters.qmm import QmmFunctions
+from qfold.interpreters.scalar import ScalarFunctions
+from qfold.interpreters.structured import TensorFunctions
+from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value, map_parts
+
+DomainName = Literal["exact", "f64", "bounded"]
+Argument = npt.ArrayLike | Bounded
+
+
+def domain_named(name: DomainName) -> Domain:
+    """The domain of that name. `ValueError` for any other."""
+    match name:
+        case "exact":
+            return PlainDomain(wide=False)
+        case "f64":
+            return PlainDomain(wide=True)
+        case "bounded":
+            return BoundedDomain()
+        case _:
+            raise ValueError(f"unknown domain {name!r}: exact, f64 or bounded")
+
+
+def register_implementations(interpreter: Interpreter, domain: Domain) -> None:
+    """Register `func` and every op of builtin, arith, math, tensor, linalg, memref, qmm and qkernel with an interpreter.
+
+    For embedders that add implementations of their own ops; its values are those that `values.py` describes.
+    """
+    interpreter.register_implementations(FuncFunctions())
+    for functions in (
+        ScalarFunctions,
+        TensorFunctions,
+        LinalgFunctions,
+        MemRefFunctions,
+        QmmFunctions,
+        QkernelFunctions,
+    ):
+        interpreter.register_implementations(functions(domain))
+
+
+def create_interpreter(module: ModuleOp, domain: DomainName = "exact") -> Interpreter:
+    """An xDSL interpreter of `module` with everything registered."""
+    interpreter = Interpreter(module)
+    register_implementations(interpreter, domain_named(domain))
+    return interpreter
+
+
+def run(
+    module: ModuleOp,
+    inputs: Sequence[Argument],
+    *,
+    domain: DomainName = "exact",
+    entry: str = "main",
+) -> tuple[Value, ...]:
+    """Run `entry` on its inputs and return its outputs, whatever level the module is at.
+
+    On tensors the outputs are the results. On memrefs they are the arguments with `qmm.role = "output"`, allocated here as is the
+    arena. Outputs are arrays of the IR's own types (`exact`), of float64 for floats (`f64`), or `Bounded` (`bounded`).
+
+    Raises `ValueError` for a wrong number, shape or type of inputs, and `InterpretationError` for what cannot be run.
+    """
+    interpreter = create_interpreter(module, domain)
+    numbers = domain_named(domain)
+    function = _function(interpreter, entry)
+    names, roles = _signature(function)
+    given = iter(inputs)
+    expected = sum(role == "input" for role in roles)
+    if len(inputs) != expected:
+        raise ValueError(f"@{entry} takes {expected} inputs, got {len(inputs)}")
+    arguments: list[Any] = []
+    outputs: list[int] = []
+    for index, (name, role, type_) in enumerate(
+        zip(names, roles, function.function_type.inputs, strict=True)
+    ):
+        if role == "input":
+            arguments.append(_argument(numbers, next(given), type_, name))
+        elif role == "arena":
+            arguments.append(numbers.byte_buffer(_shape(type_)[0]))
+        else:
+            outputs.append(index)
+            arguments.append(numbers.allocate(_shape(type_), element_type(type_)))
+    with np.errstate(all="ignore"):
+        results = interpreter.call_op(function, tuple(arguments))
+    values = [*results, *(arguments[i] for i in outputs)]
+    return tuple(_output(numbers, v) for v in values)
+
+
+def run_function(
+    module: ModuleOp,
+    symbol: str,
+    arguments: Sequence[Argument],
+    domain: DomainName = "exact",
+) -> tuple[Value, ...]:
+    """Run one function on one argument per parameter: results, or (without any) all arguments as they are afterwards.
+
+    In `exact`, a memref argument that is an array of the right dtype is written in place. A read-only array is taken to be never
+    written, and to be exact.
+    """
+    interpreter = create_interpreter(module, domain)
+    numbers = domain_named(domain)
+    function = _function(interpreter, symbol)
+    names, _ = _signature(function)
+    types = function.function_type.inputs.data
+    if len(arguments) != len(types):
+        raise ValueError(f"@{symbol} takes {len(types)} arguments, got {len(arguments)}")
+    values = [
+        _argument(numbers, a, t, n) for a, t, n in zip(arguments, types, names, strict=True)
+    ]
+    with np.errstate(all="ignore"):
+        results = interpreter.call_op(function, tuple(values))
+    return tuple(_output(numbers, v) for v in (results if function.function_type.outputs else values))
+
+
+def _function(interpreter: Interpreter, symbol: str) -> FuncOp:
+    function = interpreter.get_op_for_symbol(symbol)
+    if not isinstance(function, FuncOp):
+        raise InterpretationError(f"@{symbol} is not a func.func")
+    return function
+
+
+def _signature(function: FuncOp) -> tuple[list[str], list[str]]:
+    """The name (`qmm.name`, or a number) and the role (`qmm.role`, or input) of each parameter."""
+    names: list[str] = []
+    roles: list[str] = []
+    attributes = cast(ArrayAttr[DictionaryAttr] | None, function.arg_attrs)
+    for index in range(len(function.function_type.inputs)):
+        entries = {} if attributes is None else attributes.data[index].data
+        name, role = entries.get("qmm.name"), entries.get("qmm.role")
+        names.append(repr(name.data) if isinstance(name, StringAttr) else f"number {index}")
+        roles.append(role.data if isinstance(role, StringAttr) else "input")
+    return names, roles
+
+
+def _shape(type_: Attribute) -> tuple[int, ...]:
+    assert isinstance(type_, BuiltinTensorType | MemRefType)
+    return cast("MemRefType[Attribute]", type_).get_shape()
+
+
+def _argument(domain: Domain, value: Argument, type_: Attribute, name: str) -> Any:
+    """`value` as this domain holds a value of `type_`; `ValueError` when it is none."""
+    if not isinstance(type_, BuiltinTensorType | MemRefType):
+        return value
+    of_type = element_type(type_)
+    array = value if isinstance(value, Bounded) else np.asarray(value)
+    shape = _shape(type_)
+    if array.shape != shape:
+        raise ValueError(f"argument {name} has shape {list(shape)}, got {list(array.shape)}")
+    right = numpy_dtype(of_type)
+    if array.dtype != right and not (is_float(of_type) and array.dtype.kind == "f"):
+        raise ValueError(f"argument {name} is {of_type} ({right}), got {array.dtype}")
+    if isinstance(type_, MemRefType) and not _is_read_only(array):
+        return domain.writable(array, of_type)
+    if isinstance(array, Bounded):
+        return array
+    return domain.constant(array, of_type)
+
+
+def _is_read_only(array: Array | Bounded) -> bool:
+    return not isinstance(array, Bounded) and not array.flags.writeable
+
+
+def _output(domain: Domain, value: Any) -> Any:
+    """Results to hand out: in `bounded` always with a bound."""
+    if domain.name == "bounded" and isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        return Bounded(array, np.broadcast_to(0.0, array.shape))
+    if isinstance(value, ByteBuffer | int):
+        return value
+    return map_parts(np.asarray, value)

@@ -1,0 +1,1 @@
+"""ONNX networks that the tests build for themselves."""
