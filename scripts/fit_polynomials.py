@@ -83,13 +83,13 @@ def main() -> None:
     log = np.log1p(f)
     run("log p(f)", f, (log - f + f**2 / 2) / f**3, f**3 / log, 8)
 
-    # erf(x) = x + x p(x^2) for |x| < 1
-    x = grid(1e-3, 1.0)
+    # erf(x) = x + x p(x^2) for |x| < 7/8
+    x = grid(1e-3, 0.875)
     erf = vec(math.erf, x)
     run("erf p(x^2)", x**2, erf / x - 1, x / erf, 6)
 
-    # erf(x) = 1 - exp(-(x p(x))) for 1 <= x <= 4: an error e in the exponent moves erf by e * erfc
-    x = grid(1.0, 4.0)
+    # erf(x) = 1 - exp(-(x p(x))) for 7/8 <= x <= 4: an error e in the exponent moves erf by e * erfc
+    x = grid(0.875, 4.0)
     erfc = vec(math.erfc, x)
     run("erf p(x), large", x, -np.log(erfc) / x, x * erfc / (1 - erfc), 5)
 

@@ -16,9 +16,9 @@ def get_all_frontends() -> dict[str, Callable[[], type[Frontend]]]:
     """Frontends by the extension of the files that they read."""
 
     def get_onnx() -> type[Frontend]:
-        from qfold.frontend.onnx_frontend import ONNXFrontend
+        from qfold.frontend.onnx_frontend import OnnxFrontend
 
-        return ONNXFrontend
+        return OnnxFrontend
 
     return {"onnx": get_onnx}
 

@@ -1,0 +1,25 @@
+"""The dialects of qfold, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xdsl.ir import Dialect
+
+
+def get_all_dialects() -> dict[str, Callable[[], Dialect]]:
+    """Dialect name -> a function that imports and returns the dialect."""
+
+    def get_qkernel() -> Dialect:
+        from qfold.dialects.qkernel import QKERNEL
+
+        return QKERNEL
+
+    def get_qmm() -> Dialect:
+        from qfold.dialects.qmm import QMM
+
+        return QMM
+
+    return {"qkernel": get_qkernel, "qmm": get_qmm}

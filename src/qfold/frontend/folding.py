@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -44,7 +44,7 @@ def check_folded_size(
     """`FrontendError` when ONNX's shape inference says that evaluating `node` takes more than `MAX_FOLDED_BYTES`."""
     types = {name: tensor_type_proto(const) for name, const in inputs.items()}
     data = {
-        name: numpy_helper.from_array(np.ascontiguousarray(to_onnx_array(const)), name)
+        name: numpy_helper.from_array(np.asarray(to_onnx_array(const), order="C"), name)
         for name, const in inputs.items()
         if const.array.size <= _SHAPE_INPUT_LIMIT
     }
@@ -98,7 +98,7 @@ def fold_node(
     feeds: dict[str, Any] = {n: to_onnx_array(c) for n, c in named.items()}
     try:
         with np.errstate(all="ignore"):
-            results: list[Any] = ReferenceEvaluator(model).run(None, feeds)
+            results = cast("list[Any]", cast(Any, ReferenceEvaluator(model)).run(None, feeds))
     except NotImplementedError:
         return None
     except MemoryError as error:
@@ -110,7 +110,7 @@ def fold_node(
         if not isinstance(result, np.ndarray | np.generic):
             return None
         try:
-            consts.append(const_from_onnx_array(np.asarray(result), name))
+            consts.append(const_from_onnx_array(np.asarray(cast(Any, result)), name))
         except TypeError:
             return None
     return consts

@@ -154,5 +154,7 @@ def ordered_nodes(graph: GraphProto, outer: Collection[str] = ()) -> list[tuple[
     if waiting:
         stuck = {index: {d for d in depends[index] if d in waiting} for index in waiting}
         names = [display_name(graph.node[i], i) for i in _find_cycle(graph, stuck)]
-        raise FrontendError(f"the graph has a cycle through the nodes {', '.join(map(repr, names))}")
+        raise FrontendError(
+            f"the graph has a cycle through the nodes {', '.join(map(repr, names))}"
+        )
     return order

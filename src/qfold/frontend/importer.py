@@ -8,7 +8,6 @@ What is left is collected and reported at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from qfold.frontend import folding, raising, registry, schema
-from qfold.frontend.errors import FrontendError, NodeRef, Unsupported, UnsupportedNodes
+from qfold.frontend.errors import FrontendError, NodeRef, Unsupported
 from qfold.frontend.graph import display_name, ordered_nodes
 from qfold.frontend.materialize import Materializer
 from qfold.frontend.ops import load_importers
@@ -129,7 +128,9 @@ class NodeContext:
         """The elements of input `index`, which must be constant; `what` names it in the refusal."""
         array = self.const(index)
         if array is None:
-            self.refuse(f"{what} (input {index}) that is computed at run time", f"a constant {what}")
+            self.refuse(
+                f"{what} (input {index}) that is computed at run time", f"a constant {what}"
+            )
         return array
 
     def type(self, index: int) -> TensorType[Attribute]:
@@ -212,7 +213,7 @@ class GraphImporter:
         for tensor in graph.initializer:
             if tensor.name not in scope.values:
                 scope.initializers[tensor.name] = tensor
-        declared = {v.name: v for v in (*graph.value_info, *graph.output)}
+        declared = {v.name: v for v in (*graph.output, *graph.value_info)}
         outer = scope.names()
         for index, node in ordered_nodes(graph, outer):
             self.run_node(node, index, scope, declared)
@@ -237,7 +238,7 @@ class GraphImporter:
         except Unsupported as reason:
             self.reasons.append(reason)
             results = [POISON] * len(node.output)
-        except VerifyException as error:
+        except (VerifyException, ValueError, IndexError) as error:
             raise FrontendError(f"{ref} is not valid: {error}") from error
         for output, result in zip(node.output, results, strict=False):
             if output:
@@ -286,10 +287,7 @@ class GraphImporter:
             return self.expand_function(function, None, node, ref, inputs, scope, local=True)
         importer = registry.lookup(ref.domain, node.op_type, ref.opset)
         if importer is not None:
-            try:
-                produced = importer(ctx)
-            except (ValueError, IndexError) as error:
-                raise FrontendError(f"{ref} is not valid: {error}") from error
+            produced = importer(ctx)
             return (
                 [produced] if isinstance(produced, SSAValue | Const | Quantized) else list(produced)
             )
@@ -297,9 +295,7 @@ class GraphImporter:
             types = [_type_proto(v) for v in inputs]
             body = schema.function_body(definition, node, ref.opset, types)
             if body is not None:
-                return self.expand_function(
-                    body, definition, node, ref, inputs, scope, local=False
-                )
+                return self.expand_function(body, definition, node, ref, inputs, scope, local=False)
         raise self.not_supported(node, ref, definition)
 
     # What is not imported by an importer
@@ -308,12 +304,12 @@ class GraphImporter:
         """`Unsupported` if nothing could import an operator of this name, whatever its inputs."""
         if registry.lookup(ref.domain, node.op_type, ref.opset) is not None:
             return
-        if (ref.domain, node.op_type) in self.functions or raising.handles(ref.domain, node.op_type):
+        if (ref.domain, node.op_type) in self.functions or raising.handles(
+            ref.domain, node.op_type
+        ):
             return
         definition = schema.find_schema(ref.domain, node.op_type, ref.opset)
-        if definition is None or not (
-            definition.has_function or definition.has_context_dependent_function
-        ):
+        if definition is None or not schema.has_function_body(definition):
             raise self.not_supported(node, ref, definition)
 
     def not_supported(
@@ -321,9 +317,15 @@ class GraphImporter:
     ) -> Unsupported:
         """Says which supported operator is nearest to the one that `node` asks for."""
         near = registry.nearest(ref.domain, node.op_type)
-        known = "an operator that is not supported" if definition else "an unknown operator"
-        hint = f"the nearest supported operator is {near}" if near else "nothing of a similar name"
-        return Unsupported(ref, known, hint)
+        found = "an unknown operator"
+        if definition is not None:
+            found = "an operator that is supported on constant inputs only"
+            if not schema.is_deterministic(definition):
+                found = "an operator that is not supported"
+        nearest = (
+            f"the nearest supported operator is {near}" if near else "nothing of a similar name"
+        )
+        return Unsupported(ref, found, nearest)
 
     def import_if(self, node: NodeProto, ctx: NodeContext, scope: Scope) -> Sequence[Slot]:
         """The branch of an `If` whose condition is constant."""
@@ -355,8 +357,8 @@ class GraphImporter:
     ) -> Sequence[Slot]:
         """Imports the body of `function` in place of `node`.
 
-        Inside a function of the model, node names are prefixed by that of `node`; the body of an ONNX operator goes by the name of
-        the node itself.
+        Inside a function of the model, node names are prefixed by that of `node`; the body of an ONNX operator goes by the
+        name of the node itself.
         """
         key = (ref.domain, node.op_type)
         if key in scope.functions:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import ValueInfoProto
 from xdsl.dialects import func
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
     TensorType,
     i64,
 )
-from xdsl.ir import Attribute, Block, Region
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from qfold.frontend.errors import FrontendError, NodeRef, UnsupportedNodes
 from qfold.frontend.importer import GraphImporter, Poison, Scope, check_declared
@@ -44,10 +44,11 @@ def import_model(
 ) -> ModuleOp:
     """A tensor-level module for an ONNX model.
 
-    `source`: a path, the bytes of a file, or a `ModelProto`. `dims` gives lengths to dynamic dimensions, by the name that the model
-    gives them, or `<input>:<index>` for one without a name. `directory` holds external data (default: that of the file). `name` is
-    what messages call the model. An initializer that is also a graph input is a default that callers may override, so it becomes an
-    argument; `freeze_initializers` makes it a constant. `FrontendError`: the model cannot be handled, and why.
+    `source`: a path, the bytes of a file, or a `ModelProto`. `dims` gives lengths to dynamic dimensions, by the name that
+    the model gives them, or `<input>:<index>` for one without a name. `directory` holds external data (default: that of the
+    file). `name` is what messages call the model. An initializer that is also a graph input is a default that callers may
+    override, so it becomes an argument; `freeze_initializers` makes it a constant. `FrontendError` says why a model cannot
+    be handled.
     """
     return import_loaded(
         load_model(source, directory=directory, name=name),
@@ -84,7 +85,7 @@ def import_loaded(
     if len(set(outputs)) != len(outputs):
         twice = next(n for n in outputs if outputs.count(n) > 1)
         raise FrontendError(f"graph output '{twice}' is listed twice")
-    results = []
+    results: list[SSAValue] = []
     for value, slot in zip(graph.output, slots, strict=True):
         assert not isinstance(slot, Poison)
         reader = NodeRef(value.name, "graph output", "", model.opsets.get("", 1))
@@ -123,7 +124,8 @@ def resolve_inputs(
 ) -> list[TensorType[Attribute]]:
     """The types of the graph inputs, their named dimensions replaced by `dims`.
 
-    One `FrontendError` lists every dimension that has no length yet; others say which name no input has, or which length is wrong.
+    One `FrontendError` lists every dimension that has no length yet; others say which name no input has, or which length
+    is wrong.
     """
     known: list[str] = []
     missing: list[str] = []
@@ -162,7 +164,9 @@ def resolve_inputs(
             have = f"they are {names}" if names else "no input has a dynamic dimension"
             raise FrontendError(f"no input has a dimension called '{name}': {have}")
         if length < 1:
-            raise FrontendError(f"dimension '{name}' is given the length {length}; it has to be positive")
+            raise FrontendError(
+                f"dimension '{name}' is given the length {length}; it has to be positive"
+            )
     if missing:
         names = list(dict.fromkeys(missing))
         options = " ".join(f"--dim {n}=N" for n in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, cast
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
@@ -60,30 +61,39 @@ def check_node(node: NodeProto, schema: OpSchema, ref: NodeRef) -> None:
         if attribute is None:
             if definition.required:
                 raise FrontendError(f"{ref} lacks its attribute '{name}'")
-        elif not attribute.ref_attr_name and attribute.type != int(definition.type.value):
+            continue
+        kind = int(cast(Any, definition.type).value)
+        if not attribute.ref_attr_name and attribute.type != kind:
             found = _KINDS.get(attribute.type, "of another kind")
-            wanted = _KINDS.get(int(definition.type.value), "of another kind")
+            wanted = _KINDS.get(kind, "of another kind")
             raise FrontendError(f"{ref}: attribute '{name}' is {found}; expected {wanted}")
 
 
 def is_deterministic(schema: OpSchema) -> bool:
     """Whether equal inputs give equal outputs (an operator with subgraphs counts as not)."""
-    return schema.node_determinism == OpSchema.NodeDeterminism.Deterministic
+    untyped: Any = schema  # as in has_function_body
+    return bool(untyped.node_determinism == untyped.NodeDeterminism.Deterministic)
+
+
+def has_function_body(schema: OpSchema) -> bool:
+    """Whether ONNX defines the operator by other operators, for some inputs at least."""
+    untyped: Any = schema  # these members are missing from the stubs of onnx
+    return bool(untyped.has_function or untyped.has_context_dependent_function)
 
 
 def function_body(
     schema: OpSchema, node: NodeProto, opset: int, input_types: Sequence[TypeProto]
 ) -> FunctionProto | None:
     """The operator written as other ONNX operators, or None when ONNX does not define it so."""
-    if schema.has_function:
-        versions = [v for v in schema.function_opset_versions if v <= opset]
+    untyped: Any = schema
+    if untyped.has_function:
+        versions = [int(v) for v in untyped.function_opset_versions if v <= opset]
         if versions:
-            raw = schema.get_function_with_opset_version(max(versions))
-            return FunctionProto.FromString(raw)
-    if schema.has_context_dependent_function:
-        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+            return FunctionProto.FromString(untyped.get_function_with_opset_version(max(versions)))
+    if untyped.has_context_dependent_function:
+        versions = [int(v) for v in untyped.context_dependent_function_opset_versions if v <= opset]
         if versions:
-            raw = schema.get_context_dependent_function_with_opset_version(
+            raw: bytes = untyped.get_context_dependent_function_with_opset_version(
                 max(versions),
                 node.SerializeToString(),
                 [t.SerializeToString() for t in input_types],

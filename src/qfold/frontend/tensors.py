@@ -100,7 +100,9 @@ def const_from_onnx_array(array: Array, name: str) -> Const:
     for element_type, dtype in _ML_DTYPES.items():
         if array.dtype == dtype:
             if bit_width_of(element_type) == 4:
-                return Const(array.astype(np.int8 if element_type == i4 else np.uint8), element_type, name)
+                return Const(
+                    array.astype(np.int8 if element_type == i4 else np.uint8), element_type, name
+                )
             return Const(array, element_type, name)
     by_dtype = {np.dtype(np_name): t for np_name, t in _NUMPY_NAMES.items()}
     try:
@@ -163,7 +165,9 @@ def decode_tensor(tensor: TensorProto, name: str, directory: Path | None) -> Con
         raise FrontendError(f"{what} has a negative dimension: {list(shape)}")
     count = prod(shape)
     if count > MAX_ELEMENTS:
-        raise FrontendError(f"{what} declares {count} elements; at most {MAX_ELEMENTS} are supported")
+        raise FrontendError(
+            f"{what} declares {count} elements; at most {MAX_ELEMENTS} are supported"
+        )
     if tensor.HasField("segment"):
         raise FrontendError(f"{what} is stored in segments, which is not supported")
     size = (count * bit_width_of(element_type) + 7) // 8

@@ -6,10 +6,10 @@ once. A permuted constant remembers what it is a view of: its readers can then r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,7 @@ class Quantized:
 
     @property
     def storage(self) -> IntegerType:
-        assert isinstance(self.q.type, IntegerType)
-        return self.q.type
+        return cast(IntegerType, self.q.type)
 
     def through(self, node: str | None, **changes: Any) -> Quantized:
         """This with `changes`, and `node` among the nodes it stands for."""
@@ -107,25 +106,74 @@ class Quantized:
             zero_point=None if zero_point is None else zero_point.transpose(permutation),
         )
 
-    def reshaped(self, shape: Sequence[int], node: str) -> Quantized | None:
-        """The same elements with another shape, or None where `axis` would be merged with another dimension, or split."""
+    def reshaped(self, shape: Sequence[int], node: str | None) -> Quantized | None:
+        """The same elements with another shape, or None where the parameters have no place in it.
+
+        A dimension that carries them may be moved; merged with what follows it becomes blocks.
+        """
+        q = self.q.reshaped(shape)
         if self.axis is None:
-            return self.through(node, q=self.q.reshaped(shape))
-        axis = remap_axis(self.shape, self.axis, shape)
+            return self.through(node, q=q)
+        axis, block = remap_axis(self.shape, self.axis, shape), self.block_size
+        if axis is not None and block is None:
+            return self.through(node, q=q, axis=axis)
         if axis is None:
-            return None
-        if self.block_size is None:
-            return self.through(node, q=self.q.reshaped(shape), axis=axis)
-        assert self.scale is not None
-        blocks = [*shape]
-        blocks[axis] = self.scale.shape[self.axis]
-        zero_point = self.zero_point
+            # One parameter for all of the dimensions that are merged: a block of them.
+            first = self.axis
+            if block is not None:
+                if block != self.shape[self.axis] or self.axis == 0:
+                    return None
+                first -= 1
+            merged = merge_axis(self.shape, first, shape)
+            if merged is None or self.scale is None:
+                return None
+            axis, block = merged
+        blocks = list(shape)
+        blocks[axis] = -(-shape[axis] // (block or 1))
+
+        def spread(values: Array) -> Array:
+            if values.ndim == 0:
+                return values
+            if values.ndim == len(self.shape) and self.block_size is not None:
+                return values.reshape(blocks)
+            view = [1] * len(shape)
+            view[axis] = -1
+            return np.broadcast_to(values.reshape(view), blocks)
+
+        scale, zero_point = self.parameters()
         return self.through(
             node,
-            q=self.q.reshaped(shape),
+            q=q,
             axis=axis,
-            scale=self.scale.reshape(blocks),
-            zero_point=None if zero_point is None else zero_point.reshape(blocks),
+            block_size=block,
+            scale=spread(scale) if scale.ndim else np.broadcast_to(scale, blocks),
+            zero_point=None if zero_point is None else spread(zero_point),
+        )
+
+    def sliced(self, selections: Mapping[int, range], node: str) -> Quantized | None:
+        """The elements at `selections` (dimension -> indices), or None where that takes blocks apart."""
+        index = tuple(_as_slice(selections.get(d)) for d in range(len(self.shape)))
+        q = Const(np.ascontiguousarray(self.q.array[index]), self.q.type, self.q.name)
+        if self.axis is None:
+            return self.through(node, q=q)
+        if self.block_size is not None:
+            along = selections.get(self.axis)
+            if along is not None and len(along) != self.shape[self.axis]:
+                return None
+            where: tuple[slice, ...] = tuple(
+                slice(None) if d == self.axis else part for d, part in enumerate(index)
+            )
+        else:
+            where = (index[self.axis],)
+
+        def part_of(values: Array) -> Array:
+            return values[where] if values.ndim else values
+
+        return self.through(
+            node,
+            q=q,
+            scale=None if self.scale is None else part_of(self.scale),
+            zero_point=None if self.zero_point is None else part_of(self.zero_point),
         )
 
     def parameters(self) -> tuple[Array, Array | None]:
@@ -170,6 +218,25 @@ def remap_axis(old: Sequence[int], axis: int, new: Sequence[int]) -> int | None:
         if length == old[axis] and prod(new[:candidate]) == before:
             return candidate
     return None
+
+
+def merge_axis(old: Sequence[int], axis: int, new: Sequence[int]) -> tuple[int, int] | None:
+    """(axis of `new`, block size) when it merges dimension `axis` of `old` with at least one that follows, or None."""
+    before = prod(old[:axis])
+    for candidate, length in enumerate(new):
+        if prod(new[:candidate]) != before:
+            continue
+        for end in range(axis + 2, len(old) + 1):
+            if prod(old[axis:end]) == length and prod(old[axis + 1 : end]) > 1:
+                return candidate, prod(old[axis + 1 : end])
+    return None
+
+
+def _as_slice(selection: range | None) -> slice:
+    if selection is None or len(selection) == 0:
+        return slice(None) if selection is None else slice(0, 0)
+    stop = selection.stop if selection.stop >= 0 else None
+    return slice(selection.start, stop, selection.step)
 
 
 def swaps_last_two(permutation: Sequence[int]) -> bool:

@@ -20,6 +20,9 @@ from qfold.interpreters.domains import REDUCERS, Domain, convert_exactly, garbag
 from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value
 from qfold.runtime.ulp import ULP_BOUNDS
 
+_OTHER_ULPS = 4.0
+"""Assumed of functions that the C runtime does not have, such as `math.sin`."""
+
 _SLACK = 1 + 2.0**-16
 """Covers the float64 arithmetic of values and bounds themselves."""
 
@@ -135,7 +138,7 @@ class BoundedDomain(Domain):
     def exact(self, x: Value) -> Array:
         value, error = split(x)
         if np.any(error):
-            raise ValueError("an index carries an error bound: it was computed from rounded floats")
+            raise ValueError("a number that must be exact (an index, a scale) carries an error bound")
         return value
 
     def _map_value(self, function: Callable[[Array], Array], x: Value) -> Value:
@@ -205,7 +208,7 @@ class BoundedDomain(Domain):
     def compare(self, name: str, predicate: int, a: Value, b: Value) -> Value:
         (x, ex), (y, ey) = split(a), split(b)
         compare = elementwise.compare_integers if name == "arith.cmpi" else elementwise.compare_floats
-        result = compare(x, y)
+        result = compare(predicate, x, y)
         if is_exact(ex) and is_exact(ey):
             return result
         total = np.asarray(ex + ey)
@@ -235,10 +238,8 @@ class BoundedDomain(Domain):
         if name in ("arith.sitofp", "arith.uitofp"):
             if not is_exact(error):
                 error = linear(source, value, error, name == "arith.uitofp")
-            size = np.abs(result) + error
-            if not np.any(size * unit(target) > 0.5):  # integers below 1/(2u) are floats
-                return pair(result, error)
-            return rounded(target, result, error)
+            exact = np.abs(result) + error <= _SLACK / unit(target)  # integers up to 1/u are floats
+            return pair(result, np.where(exact, error, rounded(target, result, error).bound))
         if name == "arith.truncf":
             return rounded(target, result, error)
         if is_exact(error):
@@ -341,7 +342,7 @@ class BoundedDomain(Domain):
 
 def ulp_bound(name: str) -> float:
     """The stated error of the C runtime's function behind an op of `math`, in ulp."""
-    return float(ULP_BOUNDS.get(name, ULP_BOUNDS.get(name.removeprefix("math."), 4.0)))
+    return ULP_BOUNDS.get(name, _OTHER_ULPS)
 
 
 def _product_error(a: Array, b: Array, ea: _Error, eb: _Error) -> _Error:
@@ -404,11 +405,10 @@ def _power_error(
 
 def linear(element_type: Attribute, value: Array, error: _Error, as_unsigned: bool) -> Array:
     """The bound of a signless integer once it is read as a number: unknown where the type's range may wrap."""
-    assert isinstance(element_type, IntegerType)
     low, high = integer_range(element_type)
     number = value.astype(np.float64)
     if as_unsigned:
-        low, high = 0, (1 << element_type.width.data) - 1
+        low, high = 0, (1 << elementwise.width_of(element_type)) - 1
         number = elementwise.unsigned(value).astype(np.float64)
     inside = (number - error >= low) & (number + error <= high)
     return np.where(inside | (np.asarray(error) == 0), error, float(high - low))

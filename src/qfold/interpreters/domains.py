@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import IntegerType, MemRefType, TensorType, f64
+from xdsl.dialects.builtin import MemRefType, TensorType, f64
 from xdsl.ir import Attribute
 
 from qfold.dialects.element_types import bit_width, is_float, is_unsigned, numpy_dtype
 from qfold.interpreters import elementwise
-from qfold.interpreters.values import Array, ByteBuffer, Value, map_parts
+from qfold.interpreters.values import Array, ByteBuffer, Value
 
 REDUCERS: dict[str, np.ufunc] = {
     "arith.addf": np.add,
@@ -42,7 +42,7 @@ REDUCERS: dict[str, np.ufunc] = {
 def element_type(type_attr: Attribute) -> Attribute:
     """The element type of a tensor or memref type, any other type itself."""
     if isinstance(type_attr, TensorType | MemRefType):
-        return type_attr.element_type  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return cast(TensorType[Attribute], type_attr).element_type
     return type_attr
 
 
@@ -179,7 +179,7 @@ class PlainDomain(Domain):
 
     def compare(self, name: str, predicate: int, a: Value, b: Value) -> Value:
         compare = elementwise.compare_integers if name == "arith.cmpi" else elementwise.compare_floats
-        return compare(np.asarray(a), np.asarray(b))
+        return compare(predicate, np.asarray(a), np.asarray(b))
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         return np.where(np.asarray(condition), np.asarray(a), np.asarray(b))
@@ -215,9 +215,8 @@ def garbage(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """What memory holds before it is written."""
     if dtype.kind == "f":
         return np.full(shape, np.nan, dtype)
-    array = np.empty(shape, dtype)
-    array.view(np.uint8)[...] = 1 if dtype.kind == "b" else 0xA5
-    return array
+    pattern = b"\x01" if dtype.kind == "b" else b"\xa5" * dtype.itemsize
+    return np.full(shape, np.frombuffer(pattern, dtype)[0])
 
 
 def matmul(x: Array, y: Array, dtype: np.dtype[Any]) -> Array:
@@ -243,14 +242,13 @@ def convert_exactly(
     if name in ("arith.fptosi", "arith.fptoui"):
         return elementwise.float_to_integer(x, target, name == "arith.fptoui")
     if name in _FROM_INTEGER:
-        rounded = elementwise.integer_to_float(x, np.dtype(dtype), name == "arith.uitofp")
-        return rounded
+        return elementwise.integer_to_float(x, np.dtype(dtype), name == "arith.uitofp")
     if name in ("arith.extf", "arith.truncf"):
         return x.astype(dtype, copy=False)
     if name in ("arith.extsi", "arith.extui"):
         return elementwise.extend(x, source, target, name == "arith.extui")
     if name in ("arith.trunci", "arith.index_cast"):
-        if isinstance(source, IntegerType) and source.width.data == 1:
+        if elementwise.width_of(source) == 1:
             return elementwise.extend(x, source, target, False)
         return elementwise.wrap(x, target)
     if name == "arith.bitcast":

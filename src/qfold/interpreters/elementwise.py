@@ -1,7 +1,7 @@
 """The scalar ops of `arith` and `math` as numpy functions on whole arrays.
 
-Integer arguments are signless: arrays of the signed dtype of their width (bool for `i1`), reinterpreted as unsigned by the ops that
-are. Integer arithmetic wraps. Choices where MLIR leaves behaviour open, the same as in the C runtime: float to integer
+Integer arguments are signless: arrays of the signed dtype of their width (bool for `i1`), reinterpreted as unsigned by the ops
+that are. Integer arithmetic wraps. Choices where MLIR leaves behaviour open, the same as in the C runtime: float to integer
 conversion saturates and takes NaN to 0; a division by zero gives 0, a shift by the width or more gives what shifting one bit
 at a time would.
 """
@@ -152,6 +152,10 @@ def _trailing_zeros(a: Array) -> Array:
     return np.bitwise_count(below).astype(a.dtype)
 
 
+def _population(a: Array) -> Array:
+    return np.bitwise_count(unsigned(a))  # of a signed number it would count the magnitude's bits
+
+
 def _power(a: Array, b: Array) -> Array:
     """Integer power; a negative exponent leaves 1 and -1 only."""
     odd = (b & 1) == 1
@@ -177,7 +181,7 @@ _SIGNED_OPS: dict[str, Callable[..., Array]] = {
     "math.absi": np.abs,
     "math.ctlz": _leading_zeros,
     "math.cttz": _trailing_zeros,
-    "math.ctpop": np.bitwise_count,
+    "math.ctpop": _population,
     "math.ipowi": _power,
 }
 
@@ -195,13 +199,18 @@ INTEGER_OPS = frozenset(_SIGNED_OPS) | frozenset(_UNSIGNED_OPS)
 _ON_BOOLS = frozenset(("arith.andi", "arith.ori", "arith.xori", "arith.minui", "arith.maxui"))
 
 
+def width_of(element_type: Attribute) -> int:
+    """Bits of an integer type; 0 for any other."""
+    return cast(Any, element_type).width.data if isinstance(element_type, IntegerType) else 0
+
+
 def wrap(x: Array, element_type: Attribute) -> Array:
     """`x`, of any integer dtype, reduced modulo two to the type's width and read as that type."""
     dtype = numpy_dtype(element_type)
     if dtype == np.bool_:
         return (x & 1).astype(np.bool_)
     x = x.astype(dtype, copy=False)
-    if isinstance(element_type, IntegerType) and element_type.width.data == 4:
+    if width_of(element_type) == 4:
         low = x & dtype.type(0xF)
         return low if is_unsigned(element_type) else (low ^ dtype.type(8)) - dtype.type(8)
     return x
@@ -214,7 +223,7 @@ def integer_op(name: str, element_type: Attribute, *args: Array) -> Array:
     if dtype == np.bool_ and name not in _ON_BOOLS:
         # One bit is 0 or -1 when signed, which only decides comparisons; arithmetic is modulo two either way.
         arrays = [a.astype(np.int8) for a in arrays]
-    four_bits = isinstance(element_type, IntegerType) and element_type.width.data == 4
+    four_bits = width_of(element_type) == 4
     if name in _UNSIGNED_OPS:
         arrays = [unsigned(a & dtype.type(0xF)) if four_bits else unsigned(a) for a in arrays]
         return wrap(signed(_UNSIGNED_OPS[name](*arrays)), element_type)
@@ -267,8 +276,7 @@ def compare_floats(predicate: int, a: Array, b: Array) -> Array:
 
 def float_to_integer(x: Array, element_type: Attribute, as_unsigned: bool) -> Array:
     """`arith.fptosi`/`fptoui`: toward zero, saturating, NaN to 0. The result is signless."""
-    assert isinstance(element_type, IntegerType)
-    width = element_type.width.data
+    width = width_of(element_type)
     if as_unsigned:
         low, high = 0, (1 << width) - 1
     else:
@@ -302,6 +310,6 @@ def extend(x: Array, source: Attribute, target: Attribute, as_unsigned: bool) ->
         return wrap(x.astype(np.int8) if as_unsigned else -x.astype(np.int8), target)
     if as_unsigned:
         x = unsigned(x)
-        if isinstance(source, IntegerType) and source.width.data == 4:
+        if width_of(source) == 4:
             x = x & np.uint8(0xF)
     return wrap(x, target)

@@ -15,24 +15,22 @@ from xdsl.utils.exceptions import InterpretationError
 
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import bit_width
-from qfold.dialects.qmm import WeightAttr
 from qfold.interpreters.domains import Domain, element_type
 from qfold.interpreters.scalar import DomainFunctions
 from qfold.interpreters.structured import dynamic_list, gather, slices_of
 from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value, map_parts, scalar_int
 from qfold.ir.constants import constant_array
+from qfold.ir.globals import global_weight
 
 
 def global_array(op: memref.GlobalOp) -> Array:
-    """The contents of a `memref.global`, in the global's shape; read-only."""
+    """The contents of a constant `memref.global`, in its shape; read-only. `VerifyException` when it has none."""
     initial = op.properties["initial_value"]
-    array: Array | None = None
-    if isinstance(initial, WeightAttr):
-        array = initial.array()
-    elif isinstance(initial, DenseIntOrFPElementsAttr):
-        array = constant_array(arith.ConstantOp(initial).result)
-    if array is None:
-        raise InterpretationError(f"global @{op.sym_name.data} has no initial value")
+    if isinstance(initial, DenseIntOrFPElementsAttr):
+        array = constant_array(arith.ConstantOp(cast(Any, initial)).result)
+        assert array is not None
+    else:
+        array = global_weight(op).array()
     view = array.reshape(op.type.get_shape()).view()
     view.flags.writeable = False
     return view
@@ -40,13 +38,11 @@ def global_array(op: memref.GlobalOp) -> Array:
 
 def view_as(part: Array, shape: tuple[int, ...]) -> Array:
     """`part` in another shape, never a copy."""
-    view = part.view()
-    try:
-        view.shape = shape
-    except AttributeError:
+    view = part.reshape(shape)
+    if view.size and not np.may_share_memory(view, part):
         raise ValueError(
             f"strides {part.strides} of shape {part.shape} cannot be seen as {shape} without a copy"
-        ) from None
+        )
     return view
 
 
@@ -233,10 +229,11 @@ def strided(part: Array, start: int, sizes: list[int], strides: list[int]) -> Ar
     if 0 in sizes:
         return np.empty(sizes, part.dtype)
     root = part
-    owner: Any = part
-    while (owner := getattr(owner, "base", None)) is not None:
+    owner: Any = part.base
+    while owner is not None:
         if isinstance(owner, np.ndarray):
             root = cast(Array, owner)
+        owner = getattr(cast(Any, owner), "base", None)
     lowest, end = byte_bounds(root)
     first = part.ctypes.data + start - lowest
     reach = [(n - 1) * s for n, s in zip(sizes, strides, strict=True)]

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, MemRefType, ModuleOp, StringAttr
+from xdsl.dialects.builtin import DictionaryAttr, MemRefType, ModuleOp, StringAttr
 from xdsl.dialects.builtin import TensorType as BuiltinTensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.interpreter import Interpreter
@@ -144,9 +144,9 @@ def _signature(function: FuncOp) -> tuple[list[str], list[str]]:
     """The name (`qmm.name`, or a number) and the role (`qmm.role`, or input) of each parameter."""
     names: list[str] = []
     roles: list[str] = []
-    attributes = cast(ArrayAttr[DictionaryAttr] | None, function.arg_attrs)
+    attributes = function.arg_attrs
     for index in range(len(function.function_type.inputs)):
-        entries = {} if attributes is None else attributes.data[index].data
+        entries = DictionaryAttr({}).data if attributes is None else attributes.data[index].data
         name, role = entries.get("qmm.name"), entries.get("qmm.role")
         names.append(repr(name.data) if isinstance(name, StringAttr) else f"number {index}")
         roles.append(role.data if isinstance(role, StringAttr) else "input")
@@ -162,9 +162,8 @@ def _argument(domain: Domain, value: Argument, type_: Attribute, name: str) -> A
     """`value` as this domain holds a value of `type_`; `ValueError` when it is none."""
     if not isinstance(type_, BuiltinTensorType | MemRefType):
         return value
-    of_type = element_type(type_)
+    shape, of_type = _shape(cast(Attribute, type_)), element_type(cast(Attribute, type_))
     array = value if isinstance(value, Bounded) else np.asarray(value)
-    shape = _shape(type_)
     if array.shape != shape:
         raise ValueError(f"argument {name} has shape {list(shape)}, got {list(array.shape)}")
     right = numpy_dtype(of_type)
@@ -184,7 +183,7 @@ def _is_read_only(array: Array | Bounded) -> bool:
 def _output(domain: Domain, value: Any) -> Any:
     """Results to hand out: in `bounded` always with a bound."""
     if domain.name == "bounded" and isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
+        array = np.asarray(cast(Array, value))
         return Bounded(array, np.broadcast_to(0.0, array.shape))
     if isinstance(value, ByteBuffer | int):
         return value

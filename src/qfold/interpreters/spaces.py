@@ -171,7 +171,7 @@ def over_box(array: Array, map_: AffineMap, box: Box) -> Array:
         _check(map_, axis, low, high, array.shape[axis])
         origin.append(slice(start, None))
     shape = [extent if u else 1 for extent, u in zip(box.shape, used, strict=True)]
-    return as_strided(array[tuple(origin)], shape, strides)
+    return as_strided(array[(*origin, ...)], shape, strides)
 
 
 def _check(map_: AffineMap, axis: int, low: int, high: int, size: int) -> None:

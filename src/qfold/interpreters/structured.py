@@ -45,12 +45,8 @@ def slices_of(
         last = start + (size - 1) * step
         if size and not (0 <= start < extent and 0 <= last < extent):
             raise IndexError(f"a slice reaches {start}..{last} of dimension {axis}, which has {extent}")
-        stop: int | None = last + (1 if step > 0 else -1)
-        if not size:
-            stop = start
-        elif stop is not None and stop < 0:
-            stop = None
-        slices.append(slice(start, stop, step))
+        stop = last + (1 if step > 0 else -1) if size else start
+        slices.append(slice(start, None if stop < 0 else stop, step))
     return tuple(slices)
 
 

@@ -209,7 +209,7 @@ class TensorBuilder(_Inserter):
         if 0 in source:
             return self.empty(target, element_type(x))
         for wide, narrow, expand in ((source, target, False), (target, source, True)):
-            groups = _reassociation(wide, narrow)
+            groups = reassociation(wide, narrow)
             if groups is not None:
                 return self._expand(x, groups, target) if expand else self._collapse(x, groups)
         flat = self._collapse(x, [list(range(len(source)))])
@@ -221,7 +221,7 @@ class TensorBuilder(_Inserter):
         op = tensor.CollapseShapeOp(
             operands=[x],
             result_types=[result],
-            properties={"reassociation": _reassociation_attr(groups)},
+            properties={"reassociation": reassociation_attr(groups)},
         )
         return self.insert(op).results[0]
 
@@ -229,7 +229,7 @@ class TensorBuilder(_Inserter):
         self, x: SSAValue, groups: Sequence[Sequence[int]], target: Sequence[int]
     ) -> SSAValue:
         result = TensorType(element_type(x), target)
-        op = tensor.ExpandShapeOp(x, (), _reassociation_attr(groups), list(target), result)
+        op = tensor.ExpandShapeOp(x, (), reassociation_attr(groups), list(target), result)
         return self.insert(op).results[0]
 
     def slice(
@@ -314,7 +314,7 @@ def _broadcast_map(shape: Sequence[int], out: Sequence[int]) -> AffineMap:
     return AffineMap(len(out), 0, expressions)
 
 
-def _reassociation(wide: Sequence[int], narrow: Sequence[int]) -> list[list[int]] | None:
+def reassociation(wide: Sequence[int], narrow: Sequence[int]) -> list[list[int]] | None:
     """Consecutive groups of `wide`'s dimensions whose products are `narrow`'s, or None when there are none."""
     if not narrow:
         return [] if all(d == 1 for d in wide) else None
@@ -339,5 +339,5 @@ def _reassociation(wide: Sequence[int], narrow: Sequence[int]) -> list[list[int]
     return groups
 
 
-def _reassociation_attr(groups: Sequence[Sequence[int]]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
+def reassociation_attr(groups: Sequence[Sequence[int]]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
     return ArrayAttr([ArrayAttr([IntegerAttr(d, i64) for d in g]) for g in groups])

@@ -7,6 +7,9 @@ from importlib import resources
 MATH_HEADER = "qfold_math.h"
 """Elementary functions, rounding, float-to-integer conversion: all `static inline`, nothing to link."""
 
+INT_HEADER = "qfold_int.h"
+"""Integer arithmetic as MLIR's `arith` defines it, four-bit elements, float64 conversion and comparison."""
+
 
 def read_source(name: str) -> str:
     """The text of a C file of this package, by its name. `FileNotFoundError` when there is none."""

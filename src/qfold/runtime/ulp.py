@@ -32,30 +32,6 @@ ULP_BOUNDS: dict[str, float] = {
 }
 """Upper bounds of the error, in ulp, keyed by the name of the op that the function implements."""
 
-C_FUNCTIONS: dict[str, str] = {
-    "arith.maximumf": "qf_maximumf",
-    "arith.maxnumf": "qf_maxnumf",
-    "arith.minimumf": "qf_minimumf",
-    "arith.minnumf": "qf_minnumf",
-    "math.absf": "qf_absf",
-    "math.ceil": "qf_ceilf",
-    "math.copysign": "qf_copysignf",
-    "math.erf": "qf_erff",
-    "math.exp": "qf_expf",
-    "math.expm1": "qf_expm1f",
-    "math.floor": "qf_floorf",
-    "math.log": "qf_logf",
-    "math.log1p": "qf_log1pf",
-    "math.powf": "qf_powf",
-    "math.round": "qf_roundf",
-    "math.roundeven": "qf_roundevenf",
-    "math.rsqrt": "qf_rsqrtf",
-    "math.sqrt": "qf_sqrtf",
-    "math.tanh": "qf_tanhf",
-    "math.trunc": "qf_truncf",
-}
-"""The float function of `qfold_math.h` behind each op; all take and return `float`."""
-
 
 def ulp_float32(value: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """The distance between neighbouring float32 values at `value` (float64, any shape), 2^-149 or more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +33,7 @@ class ModelWeightFiles(WeightFiles):
 
 
 @contextmanager
-def reading_weights(source: Path | None) -> Iterator[WeightFiles]:
+def reading_weights(source: Path | None) -> Generator[WeightFiles]:
     """While a module is parsed: references are relative to the directory of `source` (None: the working directory)."""
     files = WeightFiles(Path.cwd() if source is None else source.resolve().parent)
     token = WEIGHT_FILES.set(files)
@@ -49,7 +49,7 @@ def writing_weights(
     sidecar: Path | None,
     model: Path | None = None,
     read: WeightFiles | None = None,
-) -> Iterator[WeightFiles]:
+) -> Generator[WeightFiles]:
     """While a module is printed to `output` (None: standard output).
 
     Large weights become references to `model` or to what `read` has found in files, where these lie below the directory of the output,

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-
-_GROUPS = (
-    "activation",
-    "contraction",
-    "elementwise",
-    "layout",
-    "normalization",
-    "pooling",
-    "quantization",
-    "reduce",
-)
+from pkgutil import iter_modules
 
 
 @cache
 def load_importers() -> None:
-    """Registers every importer."""
-    for group in _GROUPS:
-        import_module(f"{__name__}.{group}")
+    """Registers every importer: imports all modules of this package."""
+    for group in iter_modules(__path__):
+        import_module(f"{__name__}.{group.name}")

@@ -109,7 +109,9 @@ def import_gemm(ctx: NodeContext) -> SSAValue:
     require_f32(ctx, 0, 1, 2)
     for index in (0, 1):
         if len(ctx.type(index).get_shape()) < 2:
-            ctx.invalid(f"operand {index} has shape {list(ctx.type(index).get_shape())}, not a matrix")
+            ctx.invalid(
+                f"operand {index} has shape {list(ctx.type(index).get_shape())}, not a matrix"
+            )
     product = matmul(
         ctx,
         ctx.lattice(0),

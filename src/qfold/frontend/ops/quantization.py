@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from qfold.frontend.registry import onnx_op
 from qfold.frontend.shapes import normalize_axis
 from qfold.frontend.tensors import element_type_of_onnx
 from qfold.frontend.values import Array, Const, Quantized, Value, fits
+
+_DATA_TYPES = (*STORAGE_TYPES, i32)
+"""What can be dequantised; i32 is for biases and accumulators."""
 
 
 def check_scale(scale: Array, ctx: NodeContext) -> npt.NDArray[np.float32]:
@@ -134,7 +137,7 @@ def _raise_dequantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
     if value.type == i32:
         # A bias at the scale of an accumulator: no narrower in memory than its floats.
         return [Const(quantized.evaluate(), f32, ctx.name)]
-    ctx.refuse(f"constants of {value.type}", _names((*STORAGE_TYPES, i32)))
+    ctx.refuse(f"constants of {value.type}", _names(_DATA_TYPES))
 
 
 def _names(types: Sequence[Attribute]) -> str:
@@ -152,8 +155,9 @@ def _granularity(ctx: NodeContext) -> Granularity:
 def import_dequantize_linear(ctx: NodeContext) -> SSAValue:
     """Data that is computed at run time."""
     storage = ctx.type(0).element_type
-    if not isinstance(storage, IntegerType) or storage not in (*STORAGE_TYPES, i32):
-        ctx.refuse(f"data of {storage}", _names((*STORAGE_TYPES, i32)))
+    if storage not in _DATA_TYPES:
+        ctx.refuse(f"data of {storage}", _names(_DATA_TYPES))
+    storage = cast(IntegerType, storage)
     if _output_type(ctx, ctx.type(1).element_type) != f32:
         ctx.refuse(
             f"an output of {_output_type(ctx, ctx.type(1).element_type)}", "an output of f32"
@@ -217,9 +221,9 @@ def _storage(ctx: NodeContext) -> IntegerType:
     declared = _output_type(ctx, default)
     if declared != default and ctx.has_input(2):
         ctx.invalid(f"output_dtype is {declared}, the zero point {default}")
-    if not isinstance(declared, IntegerType) or declared not in STORAGE_TYPES:
+    if declared not in STORAGE_TYPES:
         ctx.refuse(f"an output of {declared}", _names(STORAGE_TYPES))
-    return declared
+    return cast(IntegerType, declared)
 
 
 @rule("QuantizeLinear")
@@ -310,10 +314,9 @@ def _dequant_attributes(
 def import_dequant(ctx: NodeContext) -> SSAValue:
     """Data that is computed at run time, of an integer type."""
     storage = ctx.type(0).element_type
-    if not isinstance(storage, IntegerType) or storage not in (*STORAGE_TYPES, i32):
-        ctx.refuse(f"data of {storage}", _names((*STORAGE_TYPES, i32)))
+    if storage not in _DATA_TYPES:
+        ctx.refuse(f"data of {storage}", _names(_DATA_TYPES))
+    storage = cast(IntegerType, storage)
     scale, zero_point = _dequant_attributes(ctx, storage)
     quant = QuantAttr.get(storage, scale, zero_point)
     return ctx.b.insert(qmm.DequantizeOp(ctx.value(0), quant)).result
-
-

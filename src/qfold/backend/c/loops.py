@@ -1,0 +1,338 @@
+"""Loop nests straight from `linalg.generic`, `linalg.fill` and `memref.copy`.
+
+Dimensions that every operand walks through contiguously become one loop. Reductions keep their accumulator in a variable; float
+sums over contiguous elements keep `_LANES` of them, which the bounds of docs/numerics.md allow (they hold for every order) and
+without which no compiler may vectorise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import cast
+
+from xdsl.dialects import arith, linalg, memref
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr
+
+from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
+from qfold.backend.c.scalar import ScalarPrinter, UnsupportedOp
+from qfold.backend.c.text import Writer
+from qfold.dialects.element_types import is_float
+
+_LANES = 32
+"""Partial results of a float reduction: two AVX-512 registers, and more than GCC peels into scalar code."""
+
+_ASSOCIATIVE = (
+    arith.AddfOp,
+    arith.MulfOp,
+    arith.MaximumfOp,
+    arith.MinimumfOp,
+    arith.MaxnumfOp,
+    arith.MinnumfOp,
+)
+"""Reductions that may be done in lanes."""
+
+
+@dataclass
+class _Loop:
+    """One loop of the nest: the iteration dimensions that it runs through, as one."""
+
+    name: str
+    extent: int
+    reduction: bool
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """What a generic reads or writes, and where: a position over loop variables, or C text."""
+
+    buffer: Buffer
+    position: Linear | str
+
+    def coefficient(self, name: str) -> int | None:
+        """How far one step of a loop goes; None when that is no constant."""
+        return self.position.coefficient(name) if isinstance(self.position, Linear) else None
+
+
+def print_copy(out: Writer, op: memref.CopyOp, buffers: Mapping[SSAValue, Buffer]) -> None:
+    """`memref.copy` between any two strided layouts."""
+    source, target = buffers[op.source], buffers[op.destination]
+    rank = len(target.shape)
+    loops = [_Loop(f"i{d}", n, False) for d, n in enumerate(target.shape)]
+    dims = [variable(f"i{d}") for d in range(rank)]
+    operands = [_Operand(b, b.at(dims)) for b in (source, target)]
+    loops, operands = _collapse(loops, operands, frozenset())
+    if any(x.extent == 0 for x in loops):
+        return
+    with ExitStack() as stack:
+        _open(out, stack, loops)
+        read, written = operands
+        out.line(target.store(written.position, source.load(read.position)))
+
+
+def print_fill(out: Writer, op: linalg.FillOp, buffers: Mapping[SSAValue, Buffer]) -> None:
+    """`linalg.fill` of any strided layout."""
+    target = buffers[op.outputs[0]]
+    loops = [_Loop(f"i{d}", n, False) for d, n in enumerate(target.shape)]
+    dims = [variable(x.name) for x in loops]
+    loops, operands = _collapse(loops, [_Operand(target, target.at(dims))], frozenset())
+    if any(x.extent == 0 for x in loops):
+        return
+    value = ScalarPrinter(out).text(op.inputs[0])
+    with ExitStack() as stack:
+        _open(out, stack, loops)
+        out.line(target.store(operands[0].position, value))
+
+
+def _open(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:
+    for x in loops:
+        if x.extent != 1:
+            stack.enter_context(out.loop(x.name, x.extent))
+
+
+def loop_extents(op: linalg.GenericOp) -> list[int]:
+    """The extent of each iteration dimension, from the operands that it indexes alone."""
+    maps = [m.data for m in op.indexing_maps]
+    extents: list[int | None] = [None] * maps[0].num_dims
+    for operand, map_ in zip(op.operands, maps, strict=True):
+        shape = cast(memref.MemRefType, operand.type).get_shape()
+        for expression, extent in zip(map_.results, shape, strict=True):
+            if isinstance(expression, AffineDimExpr):
+                extents[expression.position] = extent
+    if None in extents:
+        raise UnsupportedOp(op, f"no operand gives the extent of dimension {extents.index(None)}")
+    return cast(list[int], extents)
+
+
+def _indexed(block: Block) -> frozenset[int]:
+    """Iteration dimensions that the body reads by `linalg.index`."""
+    return frozenset(o.dim.value.data for o in block.ops if isinstance(o, linalg.IndexOp))
+
+
+def _collapse(
+    loops: Sequence[_Loop], operands: Sequence[_Operand], fixed: frozenset[str]
+) -> tuple[list[_Loop], list[_Operand]]:
+    """Merge neighbouring loops of a kind that every operand walks through as one; `fixed` loops keep their variable."""
+    merged = [x for x in loops if x.extent != 1 or x.name in fixed]
+    gone = {x.name for x in loops} - {x.name for x in merged}
+    i = 0
+    while i + 1 < len(merged):
+        outer, inner = merged[i], merged[i + 1]
+        together = outer.reduction == inner.reduction and not {outer.name, inner.name} & fixed
+        for operand in operands if together else ():
+            a, b = operand.coefficient(outer.name), operand.coefficient(inner.name)
+            together = together and a is not None and b is not None and a == b * inner.extent
+        if together:
+            gone.add(outer.name)
+            merged[i : i + 2] = [_Loop(inner.name, outer.extent * inner.extent, inner.reduction)]
+            i = max(i - 1, 0)
+        else:
+            i += 1
+    if any(isinstance(o.position, str) for o in operands):
+        return merged, list(operands)
+    return merged, [_Operand(o.buffer, _without(o.position, gone)) for o in operands]
+
+
+def _without(position: Linear | str, gone: set[str]) -> Linear | str:
+    if isinstance(position, str):
+        return position
+    return Linear({n: c for n, c in position.terms.items() if n not in gone}, position.constant)
+
+
+class GenericPrinter:
+    """Prints one generic; `fill` is the fill of its output that comes right before it, if any."""
+
+    def __init__(
+        self,
+        out: Writer,
+        op: linalg.GenericOp,
+        buffers: Mapping[SSAValue, Buffer],
+        fill: linalg.FillOp | None,
+    ):
+        if len(op.outputs) != 1:
+            raise UnsupportedOp(op, "one output per generic")
+        self._out = out
+        self._op = op
+        self._fill = fill
+        self._buffers = buffers
+        self._block = op.body.block
+        extents = loop_extents(op)
+        kinds = [i.data for i in op.iterator_types]
+        indexed = _indexed(self._block)
+        self._names = [
+            "0" if n == 1 and d not in indexed else f"i{d}" for d, n in enumerate(extents)
+        ]
+        dims = [Linear() if name == "0" else variable(name) for name in self._names]
+        loops = [
+            _Loop(name, n, kind is linalg.IteratorType.REDUCTION)
+            for name, n, kind in zip(self._names, extents, kinds, strict=True)
+            if name != "0"
+        ]
+        maps = [m.data for m in op.indexing_maps]
+        operands: list[_Operand] = []
+        for value, argument, map_ in zip(op.operands, self._block.args, maps, strict=True):
+            read = argument.uses or value is op.outputs[0]
+            buffer = buffers[value]
+            operands.append(_Operand(buffer, access(buffer, map_, dims) if read else Linear()))
+        self._in_memory = _accumulates_in_memory(loops, operands[-1])
+        loops = _ordered(loops, self._in_memory)
+        fixed = frozenset(f"i{d}" for d in indexed)
+        if any(isinstance(o.position, str) for o in operands):
+            fixed = frozenset(x.name for x in loops)
+        self._loops, self._operands = _collapse(loops, operands, fixed)
+
+    def print(self) -> None:
+        if any(x.extent == 0 and not x.reduction for x in self._loops):
+            return
+        reductions = [x for x in self._loops if x.reduction]
+        if reductions and not self._in_memory:
+            self._reduce(reductions)
+            return
+        if self._fill is not None and self._block.args[-1].uses:
+            print_fill(self._out, self._fill, self._buffers)
+        output = self._operands[-1]
+        with ExitStack() as stack:
+            _open_all(self._out, stack, self._loops)
+            value = self._body(output.buffer.load(output.position))
+            self._out.line(output.buffer.store(output.position, value))
+
+    def _body(self, accumulator: str, replaced: Mapping[str, str] | None = None) -> str:
+        """Print the body; returns what it yields. `replaced` renames loop variables."""
+        names = replaced or {}
+        indices = [
+            x if x == "0" else f"(int64_t){names.get(x, x)}" for x in self._names
+        ]
+        captured = {v: b for v, b in self._buffers.items()}
+        printer = ScalarPrinter(self._out, indices=indices, captured=captured)
+        arguments: list[str] = []
+        for argument, operand in zip(self._block.args[:-1], self._operands[:-1], strict=True):
+            text = operand.buffer.load(_renamed(operand.position, names)) if argument.uses else "0"
+            if len(list(argument.uses)) > 1:
+                name = f"x{argument.index}"
+                self._out.line(f"const {value_type(operand.buffer.element)} {name} = {text};")
+                text = name
+            arguments.append(text)
+        return printer.print(self._block, [*arguments, accumulator])
+
+    def _reduce(self, reductions: Sequence[_Loop]) -> None:
+        """Reduction loops innermost, the accumulator in a variable (or in lanes)."""
+        out, output = self._out, self._operands[-1]
+        type_ = value_type(output.buffer.element)
+        if self._fill is not None:
+            start = ScalarPrinter(out).text(self._fill.inputs[0])
+        else:
+            start = output.buffer.load(output.position)
+        combine = self._lane_op(reductions[-1])
+        with ExitStack() as stack:
+            _open_all(out, stack, [x for x in self._loops if not x.reduction])
+            out.line(f"{type_} acc = {start};")
+            with ExitStack() as inner:
+                _open_all(out, inner, reductions[: -1 if combine else None])
+                if combine is None:
+                    out.line(f"acc = {self._body('acc')};")
+                else:
+                    self._lanes(reductions[-1], combine)
+            out.line(output.buffer.store(output.position, "acc"))
+
+    def _lane_op(self, loop: _Loop) -> Operation | None:
+        """The op that combines element and accumulator, when the innermost reduction may be done in lanes."""
+        if loop.extent < 2 * _LANES or loop.name in {f"i{d}" for d in _indexed(self._block)}:
+            return None
+        accumulator = self._block.args[-1]
+        last = self._block.last_op
+        assert last is not None
+        op = last.operands[0].owner
+        if not isinstance(op, _ASSOCIATIVE) or not is_float(op.result.type):
+            return None
+        if not accumulator.has_one_use() or accumulator not in op.operands:
+            return None
+        if any(o.coefficient(loop.name) not in (0, 1) for o in self._operands):
+            return None
+        if any(isinstance(o, memref.LoadOp) for o in self._block.ops):
+            return None
+        return op
+
+    def _lanes(self, loop: _Loop, combine: Operation) -> None:
+        """Full rows of lanes, the rest one by one, then the lanes together."""
+        out = self._out
+        type_ = value_type(self._operands[-1].buffer.element)
+        whole = loop.extent - loop.extent % _LANES
+        out.line(f"{type_} lane[{_LANES}];")
+        with out.loop("l", _LANES):
+            # Each lane starts from an element of its own: no neutral element is needed.
+            out.line(f"lane[l] = {self._element(combine, {loop.name: 'l'})};")
+        with out.loop(loop.name, whole, _LANES, _LANES), out.loop("l", _LANES):
+            value = self._body("lane[l]", {loop.name: f"({loop.name} + l)"})
+            out.line(f"lane[l] = {value};")
+        if loop.extent != whole:
+            with out.loop(loop.name, loop.extent, whole):
+                out.line(f"acc = {self._body('acc')};")
+        half = _LANES // 2
+        while half:
+            with out.loop("l", half):
+                out.line(f"lane[l] = {self._combined(combine, 'lane[l]', f'lane[l + {half}]')};")
+            half //= 2
+            if half == 2:
+                break
+        rest = [f"lane[{i}]" for i in range(4)]
+        total = self._combined(
+            combine, f"({self._combined(combine, *rest[:2])})", f"({self._combined(combine, *rest[2:])})"
+        )
+        out.line(f"acc = {self._combined(combine, 'acc', f'({total})')};")
+
+    def _element(self, combine: Operation, names: Mapping[str, str]) -> str:
+        """Print the body without its last step; returns what would be combined with the accumulator."""
+        element = next(v for v in combine.operands if v is not self._block.args[-1])
+        indices = [x if x == "0" else f"(int64_t){names.get(x, x)}" for x in self._names]
+        printer = ScalarPrinter(self._out, indices=indices)
+        for argument, operand in zip(self._block.args[:-1], self._operands[:-1], strict=True):
+            if argument.uses:
+                printer.bind(argument, operand.buffer.load(_renamed(operand.position, names)))
+        return printer.print_value(self._block, element)
+
+    @staticmethod
+    def _combined(op: Operation, a: str, b: str) -> str:
+        printer = ScalarPrinter(Writer())
+        return printer.combine(op, a, b)
+
+
+def _renamed(position: Linear | str, names: Mapping[str, str]) -> Linear | str:
+    if isinstance(position, str):
+        return position
+    return Linear({names.get(n, n): c for n, c in position.terms.items()}, position.constant)
+
+
+def _open_all(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:
+    """Loops of every extent, also of 1 where the body reads the variable."""
+    for x in loops:
+        stack.enter_context(out.loop(x.name, x.extent))
+
+
+def _accumulates_in_memory(loops: Sequence[_Loop], output: _Operand) -> bool:
+    """Whether the innermost dimension is one along which the output is contiguous: then reductions go around it."""
+    if not any(x.reduction for x in loops):
+        return False
+    last = loops[-1]
+    return not last.reduction and last.extent > 1 and output.coefficient(last.name) == 1
+
+
+def _ordered(loops: Sequence[_Loop], in_memory: bool) -> list[_Loop]:
+    parallel = [x for x in loops if not x.reduction]
+    reductions = [x for x in loops if x.reduction]
+    if in_memory:
+        return [*parallel[:-1], *reductions, parallel[-1]]
+    return [*parallel, *reductions]
+
+
+def print_generic(
+    out: Writer,
+    op: linalg.GenericOp,
+    buffers: Mapping[SSAValue, Buffer],
+    fill: linalg.FillOp | None = None,
+) -> None:
+    """The loop nest of a generic on memrefs; `fill` (of its output, right before it) becomes the accumulator's start."""
+    GenericPrinter(out, op, buffers, fill).print()
+
+

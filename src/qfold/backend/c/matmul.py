@@ -1,0 +1,446 @@
+"""`c.matmul` and `c.dequant_matmul`: register blocks of 4 rows.
+
+Two forms, by the layout of the second operand. Where its columns lie side by side ("columns"), a panel of up to 128 x 32 weights is
+widened to floats on the stack once for up to 64 rows, and each row keeps 32 sums. Where its rows do ("dots", the transposed layout), 4 columns
+are widened at a time and each output keeps 8 partial sums along K. Both vectorise without -ffast-math: no sum is reordered by the
+compiler. Every tail has a loop of its own; nothing is read past an operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from qfold.backend.c.contraction import Buffers, Epilogue, Weight
+from qfold.backend.c.layout import Linear, variable
+from qfold.backend.c.text import Writer
+from qfold.dialects import qkernel
+
+_WIDTH = 32
+"""Columns of a panel: two AVX-512 registers. GCC peels loops of up to 16 trips into scalar code, so no less."""
+_ROWS = 4
+"""Rows that share one pass over a panel."""
+_HELD = 64
+"""Rows whose sums are held at once, so that a panel is widened once for all of them."""
+_DEPTH = 128
+"""Rows of a panel: 16 KiB of floats, half an L1 cache."""
+_DOT_COLUMNS = 4
+_DOT_ROWS = 2
+_DOT_DEPTH = 512
+_DOT_LANES = 32
+"""Partial sums of a single dot product (see `_WIDTH`)."""
+
+
+@dataclass(frozen=True)
+class _Dim:
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One matmul over C variables: outer loops, then m, n, k (k within `k0` chunks and quantisation blocks)."""
+
+    batch: tuple[_Dim, ...]
+    m: int
+    n: int
+    k: int
+    block: int
+    """Elements of K that share a scale: K itself but for blockwise scales."""
+    a: Linear
+    w: Linear
+    sums: Linear | None
+    parameters: tuple[Linear, ...]
+    """Indices of scale and zero point, over n and the block number `kb`."""
+    weight: Weight
+    a_name: str
+    epilogue: Epilogue
+    targets: tuple[Linear | str, ...]
+    """Where y and the epilogue's operands are; text where a map is not linear, then `dims` are used instead."""
+    dims: tuple[Linear, ...]
+    """The output indices."""
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.k // self.block) if self.k else 0
+
+
+def print_matmul(out: Writer, op: qkernel.MatmulOp, buffers: Buffers) -> None:
+    """The body of `qkernel.matmul`."""
+    a, b = buffers[op.a], buffers[op.b]
+    outer = [Linear() if n == 1 else variable(f"b{d}") for d, n in enumerate(buffers[op.y].shape[:-2])]
+    m, n, k = variable("m"), variable("n"), variable("k")
+    a_last = (k, m) if op.transpose_a is not None else (m, k)
+    b_last = (n, k) if op.transpose_b is not None else (k, n)
+    problem = _problem(
+        op,
+        a=a.at([*_batch(outer, len(a.shape)), *a_last]),
+        w=b.at([*_batch(outer, len(b.shape)), *b_last]),
+        k=a.shape[-2 if op.transpose_a is not None else -1],
+        block=None,
+        sums=None,
+        parameters=(),
+        weight=Weight(b),
+        dims=[*outer, m, n],
+        buffers=buffers,
+    )
+    _print(out, problem)
+
+
+def print_dequant_matmul(out: Writer, op: qkernel.DequantMatmulOp, buffers: Buffers) -> None:
+    """The body of `qkernel.dequant_matmul`."""
+    a, w = buffers[op.a], buffers[op.w]
+    outer = [Linear() if n == 1 else variable(f"b{d}") for d, n in enumerate(buffers[op.y].shape[:-2])]
+    m, n, k, kb = variable("m"), variable("n"), variable("k"), variable("kb")
+    transposed = op.transpose_b is not None
+    sums = None
+    if op.row_sum is not None:
+        sums = buffers[op.row_sum].at([*outer, m, *([] if op.block is None else [kb])])
+    if op.block is None:
+        parameters: tuple[Linear, ...] = (n,)
+    else:
+        parameters = (n, kb) if transposed else (kb, n)
+    problem = _problem(
+        op,
+        a=a.at([*outer, m, k]),
+        w=w.at([n, k] if transposed else [k, n]),
+        k=a.shape[-1],
+        block=op.block,
+        sums=sums,
+        parameters=parameters,
+        weight=Weight.of(op, op.row_sum, buffers),
+        dims=[*outer, m, n],
+        buffers=buffers,
+    )
+    _print(out, problem)
+
+
+def _batch(outer: Sequence[Linear], rank: int) -> Sequence[Linear]:
+    """The batch indices of an operand of `rank`: the last ones of the output's."""
+    return outer[len(outer) - (rank - 2) :]
+
+
+def _problem(
+    op: qkernel.MatmulOp | qkernel.DequantMatmulOp,
+    *,
+    a: Linear,
+    w: Linear,
+    k: int,
+    block: int | None,
+    sums: Linear | None,
+    parameters: tuple[Linear, ...],
+    weight: Weight,
+    dims: Sequence[Linear],
+    buffers: Buffers,
+) -> _Problem:
+    shape = buffers[op.y].shape
+    epilogue = Epilogue.of(op, op.y, buffers)
+    targets = epilogue.positions(dims)
+    loops = [_Dim(f"b{d}", x) for d, x in enumerate(shape[:-2]) if x != 1]
+    m = shape[-2]
+    linear = [x for x in (a, w, sums, *targets) if isinstance(x, Linear)]
+    # Rows of all batches are rows of one matmul where the weight is the same and every step is.
+    while loops and len(linear) == 2 + (sums is not None) + len(targets):
+        inner = loops[-1]
+        steps = [(x.coefficient(inner.name), x.coefficient("m")) for x in linear]
+        if w.coefficient(inner.name) or any(x != y * m for x, y in steps if m != 1):
+            break
+        loops.pop()
+        rename = {inner.name: "m"} if m == 1 else {inner.name: None}
+        a, w, *rest = [_rename(x, rename) for x in linear]
+        if sums is not None:
+            sums, *rest = rest
+        targets = list(rest)
+        linear = [a, w, *([] if sums is None else [sums]), *rest]
+        m *= inner.extent
+    return _Problem(
+        tuple(loops), m, shape[-1], k, block or k or 1, a, w, sums, parameters, weight,
+        buffers[op.a].name, epilogue, tuple(targets), tuple(dims),
+    )  # fmt: skip
+
+
+def _rename(x: Linear, names: Mapping[str, str | None]) -> Linear:
+    """`x` with variables renamed; those renamed to None are dropped."""
+    terms: dict[str, int] = {}
+    for name, coefficient in x.terms.items():
+        target = names.get(name, name)
+        if target is not None:
+            terms[target] = terms.get(target, 0) + coefficient
+    return Linear(terms, x.constant)
+
+
+def _print(out: Writer, p: _Problem) -> None:
+    if p.m == 0 or p.n == 0 or any(d.extent == 0 for d in p.batch):
+        return
+    dots = p.w.coefficient("k") == 1 and p.a.coefficient("k") == 1
+    dots = dots and (p.w.coefficient("n") != 1 or p.n == 1) and p.k >= 8
+    with ExitStack() as stack:
+        for d in p.batch:
+            stack.enter_context(out.loop(d.name, d.extent))
+        if dots:
+            _Dots(out, p).print()
+        else:
+            _Columns(out, p).print()
+
+
+class _Form:
+    """The frame of both forms: column tile, held rows, quantisation blocks, chunks of K, then the rest."""
+
+    depth: int
+
+    def __init__(self, out: Writer, p: _Problem):
+        self.out = out
+        self.p = p
+        self.blockwise = p.blocks > 1
+        self.chunk = max(1, min(p.block, p.k, self.depth))
+
+    def at(self, x: Linear, **names: str) -> Linear:
+        """`x` with variables replaced by C sums: at(x, m="m0 + m")."""
+        return _rename(x, {k: f"({v})" if " " in v else v for k, v in names.items()})
+
+    def tile(self, n0: str, width: int, held: int) -> None:
+        """Columns n0 .. n0 + width - 1 of the rows m0 .. m0 + rows - 1, at most `held` of them."""
+        out, p = self.out, self.p
+        raw = "part" if self.blockwise else "sum"
+        zero = "{{0.0f}}"
+        padded = self.padded(width)
+        out.line(f"float sum[{held}][{padded}] = {zero};")
+        with ExitStack() as stack:
+            if self.blockwise:
+                stack.enter_context(out.loop("kb", p.blocks))
+                ragged = p.k % p.block
+                start = f"kb * {p.block}"
+                out.line(f"const ptrdiff_t first = {start};")
+                end = f"first + {p.block}"
+                if ragged:
+                    end = f"{end} < {p.k} ? {end} : {p.k}"
+                out.line(f"const ptrdiff_t last = {end};")
+                out.line(f"float part[{held}][{padded}] = {zero};")
+                bounds = ("first", "last", p.block)
+                whole = not ragged and p.block % self.chunk == 0
+            else:
+                bounds = ("0", str(p.k), p.k)
+                whole = p.k % self.chunk == 0
+            start, end, length = bounds
+            with ExitStack() as chunks:
+                if length > self.chunk:
+                    chunks.enter_context(out.loop("k0", end, start, self.chunk))
+                    depth = str(self.chunk)
+                    if not whole:
+                        out.line(
+                            f"const ptrdiff_t depth = {end} - k0 < {self.chunk} ? {end} - k0 : {self.chunk};"
+                        )
+                        depth = "depth"
+                    origin = "k0"
+                else:
+                    origin, depth = start, str(self.chunk)
+                    if self.blockwise and p.k % p.block:
+                        out.line("const ptrdiff_t depth = last - first;")
+                        depth = "depth"
+                if p.k:
+                    self.accumulate(raw, n0, width, origin, depth, held)
+            if self.blockwise:
+                with out.loop("m", self.rows(held)), out.loop("c", width):
+                    out.line(f"sum[m][c] += {self.scaled('part[m][c]', n0, held)};")
+        with out.loop("m", self.rows(held)), out.loop("c", width):
+            value = "sum[m][c]"
+            if not self.blockwise:
+                value = self.scaled(value, n0, held)
+            out.line(f"const float acc = {value};")
+            names = {"m": self.row("m", held), "n": self.plus(n0, "c")}
+            linear = [self.at(x, **names) for x in p.targets if isinstance(x, Linear)]
+            if len(linear) == len(p.targets):
+                p.epilogue.print(out, "acc", linear)
+            else:
+                dims = [self.at(x, **names) for x in p.dims]
+                p.epilogue.print(out, "acc", p.epilogue.positions(dims))
+
+    def scaled(self, raw: str, n0: str, held: int) -> str:
+        names = {"n": self.plus(n0, "c"), "m": self.row("m", held)}
+        if not self.blockwise:
+            names["kb"] = "0"
+        sums = None if self.p.sums is None else self.at(self.p.sums, **names)
+        return self.p.weight.scaled(raw, [self.at(x, **names) for x in self.p.parameters], sums)
+
+    def rows(self, held: int) -> str:
+        return "rows" if self.p.m > held and self.p.m % held else str(held)
+
+    def row(self, m: str, held: int) -> str:
+        return f"m0 + {m}" if self.p.m > held else m
+
+    def plus(self, origin: str, offset: str) -> str:
+        return offset if origin == "0" else f"{origin} + {offset}"
+
+    def held_rows(self, n0: str, width: int) -> None:
+        """The tile for all rows, as many at a time as are held."""
+        held = min(self.p.m, _HELD)
+        if self.p.m == held:
+            self.tile(n0, width, held)
+            return
+        with self.out.loop("m0", self.p.m, 0, held):
+            if self.p.m % held:
+                self.out.line(
+                    f"const ptrdiff_t rows = {self.p.m} - m0 < {held} ? {self.p.m} - m0 : {held};"
+                )
+            self.tile(n0, width, held)
+
+    def column_tiles(self, width: int) -> None:
+        """Full tiles in a loop, then the columns that are left."""
+        n, tail = self.p.n, self.p.n % width
+        whole = n - tail
+        if whole > width:
+            with self.out.loop("n0", whole, 0, width):
+                self.held_rows("n0", width)
+        elif whole:
+            with self.out.block(""):
+                self.held_rows("0", width)
+        if tail:
+            with self.out.block(""):
+                self.held_rows(str(whole), tail)
+
+    def row_blocks(self, held: int, size: int) -> Sequence[tuple[str, str, int]]:
+        """(start, end, step) of the loops over held rows: blocks of `size`, then one by one."""
+        if self.p.m <= held or self.p.m % held == 0:
+            whole = held - held % size
+            loops = [("0", str(whole), size)] if whole else []
+            return [*loops, (str(whole), str(held), 1)] if held % size else loops
+        return [("0", f"rows - {size - 1}", size), (f"rows - rows % {size}", "rows", 1)]
+
+    def element(self, n: str, k: str, origin: str) -> str:
+        """A weight as a float, at column `n` and row `k` of K."""
+        block = "kb" if self.blockwise else "0"
+        names = {"n": n, "k": k, "kb": block}
+        parameters = [self.at(x, **names) for x in self.p.parameters]
+        return self.p.weight.element(self.at(self.p.w, **names), parameters)
+
+    def padded(self, width: int) -> int:
+        return width
+
+    def print(self) -> None:
+        raise NotImplementedError
+
+    def accumulate(
+        self, raw: str, n0: str, width: int, origin: str, depth: str, held: int
+    ) -> None:
+        """Add this chunk of K to `raw[m][c]`."""
+        raise NotImplementedError
+
+
+class _Columns(_Form):
+    depth = _DEPTH
+
+    def padded(self, width: int) -> int:
+        return max(width, _WIDTH) if width <= 16 else width
+
+    def print(self) -> None:
+        self.column_tiles(_WIDTH)
+
+    def accumulate(
+        self, raw: str, n0: str, width: int, origin: str, depth: str, held: int
+    ) -> None:
+        out = self.out
+        padded = self.padded(width)
+        direct = held <= _ROWS and padded == width
+        if not direct:
+            clear = " = {{0.0f}}" if padded != width else ""
+            out.line(f"float panel[{self.chunk}][{padded}]{clear};")
+            with out.loop("k", depth), out.loop("c", width):
+                value = self.element(self.plus(n0, "c"), self.plus(origin, "k"), origin)
+                out.line(f"panel[k][c] = {value};")
+        blocks = [("0", "1", held)] if direct else self.row_blocks(held, _ROWS)
+        for start, end, step in blocks:
+            with ExitStack() as stack:
+                if direct:
+                    base = ""
+                else:
+                    stack.enter_context(out.loop("m", end, start, step))
+                    base = "m"
+                rows = [self._sum(base, r) for r in range(step)]
+                for r in range(step):
+                    out.line(f"float s{r}[{padded}];")
+                with out.loop("c", padded):
+                    out.lines(f"s{r}[c] = {raw}[{row}][c];" for r, row in enumerate(rows))
+                with out.loop("k", depth):
+                    for r, row in enumerate(rows):
+                        at = self.at(
+                            self.p.a, m=self.row(row, held), k=self.plus(origin, "k")
+                        )
+                        out.line(f"const float a{r} = {self.p.a_name}[{at.text()}];")
+                    with out.loop("c", padded):
+                        value = "panel[k][c]"
+                        if direct:
+                            value = self.element(self.plus(n0, "c"), self.plus(origin, "k"), origin)
+                        out.line(f"const float w_kc = {value};")
+                        out.lines(f"s{r}[c] += a{r} * w_kc;" for r in range(step))
+                with out.loop("c", padded):
+                    out.lines(f"{raw}[{row}][c] = s{r}[c];" for r, row in enumerate(rows))
+
+    @staticmethod
+    def _sum(base: str, r: int) -> str:
+        if not base:
+            return str(r)
+        return f"{base} + {r}" if r else base
+
+
+class _Dots(_Form):
+    depth = _DOT_DEPTH
+
+    def print(self) -> None:
+        self.column_tiles(_DOT_COLUMNS)
+
+    def accumulate(
+        self, raw: str, n0: str, width: int, origin: str, depth: str, held: int
+    ) -> None:
+        out, p = self.out, self.p
+        panel = p.weight.scale is not None and held > _DOT_ROWS
+        if panel:
+            out.line(f"float panel[{width}][{self.chunk}];")
+            with out.loop("c", width), out.loop("k", depth):
+                value = self.element(self.plus(n0, "c"), self.plus(origin, "k"), origin)
+                out.line(f"panel[c][k] = {value};")
+        lanes = 8 if self.chunk < _DOT_LANES else _DOT_LANES
+        for start, end, step in self.row_blocks(held, _DOT_ROWS):
+            with out.loop("m", end, start, step):
+                rows = [f"m + {r}" if r else "m" for r in range(step)]
+                pairs = [(r, c) for r in range(step) for c in range(width)]
+                for r, c in pairs:
+                    out.line(f"float s{r}{c}[{lanes}] = {{0.0f}};")
+                if depth == "depth" or self.chunk % lanes:
+                    out.line(f"const ptrdiff_t whole = {depth} - {depth} % {lanes};")
+                    whole = "whole"
+                else:
+                    whole = depth
+                with out.loop("k", whole, 0, lanes), out.loop("l", lanes):
+                    self._products(rows, width, n0, origin, held, panel, "k + l", "l")
+                if whole == "whole":
+                    with out.loop("k", depth, "whole"):
+                        self._products(rows, width, n0, origin, held, panel, "k", "k - whole")
+                for r, c in pairs:
+                    out.line(f"{raw}[{rows[r]}][{c}] += qf_sum{lanes}(s{r}{c});")
+
+    def _products(
+        self,
+        rows: Sequence[str],
+        width: int,
+        n0: str,
+        origin: str,
+        held: int,
+        panel: bool,
+        k: str,
+        lane: str,
+    ) -> None:
+        out = self.out
+        for r, row in enumerate(rows):
+            at = self.at(self.p.a, m=self.row(row, held), k=self.plus(origin, k))
+            out.line(f"const float a{r} = {self.p.a_name}[{at.text()}];")
+        for c in range(width):
+            column = str(int(n0) + c) if n0.isdigit() else self.plus(n0, str(c))
+            value = (
+                f"panel[{c}][{k}]"
+                if panel
+                else self.element(column, self.plus(origin, k), origin)
+            )
+            out.line(f"const float w{c} = {value};")
+        for r in range(len(rows)):
+            out.lines(f"s{r}{c}[{lane}] += a{r} * w{c};" for c in range(width))

@@ -1,0 +1,356 @@
+"""Scalar regions as C: the bodies of generics and epilogues.
+
+A value of a signless integer type is an `intN_t` in C whatever its sign means to the op; `i1` is `bool`; an index is an `int64_t`.
+A value with one reader is written where it is read, any other becomes a `const` variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from xdsl.dialects import arith, linalg, math, memref
+from xdsl.dialects.builtin import (
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+    UnrealizedConversionCastOp,
+    f32,
+    f64,
+)
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from qfold.backend.c.layout import Buffer, value_type
+from qfold.backend.c.text import Writer, float_literal, integer_literal
+from qfold.dialects.element_types import is_unsigned
+from qfold.ir.locations import describe_location
+
+_INLINE = 72
+"""Longer expressions get a variable even when they have one reader."""
+
+
+class UnsupportedOp(ValueError):
+    """The C printer has no form for an op; the message names the op, its ONNX nodes and its types."""
+
+    def __init__(self, op: Operation, detail: str = ""):
+        types = ", ".join(str(v.type) for v in (*op.operands, *op.results))
+        super().__init__(f"{describe_location(op)} on {types} has no C form{detail and ': ' + detail}")
+
+
+_MATH: dict[type[Operation], str] = {
+    math.AbsFOp: "qf_absf",
+    math.CeilOp: "qf_ceilf",
+    math.CopySignOp: "qf_copysignf",
+    math.ErfOp: "qf_erff",
+    math.ExpOp: "qf_expf",
+    math.ExpM1Op: "qf_expm1f",
+    math.FloorOp: "qf_floorf",
+    math.Log1pOp: "qf_log1pf",
+    math.LogOp: "qf_logf",
+    math.PowFOp: "qf_powf",
+    math.RoundEvenOp: "qf_roundevenf",
+    math.RoundOp: "qf_roundf",
+    math.RsqrtOp: "qf_rsqrtf",
+    math.SqrtOp: "qf_sqrtf",
+    math.TanhOp: "qf_tanhf",
+    math.TruncOp: "qf_truncf",
+    arith.MaximumfOp: "qf_maximumf",
+    arith.MaxnumfOp: "qf_maxnumf",
+    arith.MinimumfOp: "qf_minimumf",
+    arith.MinnumfOp: "qf_minnumf",
+}
+"""Op on f32 -> function of qfold_math.h."""
+
+_MATH_F64: dict[type[Operation], str] = {
+    math.AbsFOp: "qf_absd",
+    arith.MaximumfOp: "qf_maximumd",
+    arith.MaxnumfOp: "qf_maxnumd",
+    arith.MinimumfOp: "qf_minimumd",
+    arith.MinnumfOp: "qf_minnumd",
+}
+"""Op on f64 -> function of qfold_int.h."""
+
+_FLOAT_INFIX: dict[type[Operation], str] = {
+    arith.AddfOp: "+",
+    arith.SubfOp: "-",
+    arith.MulfOp: "*",
+    arith.DivfOp: "/",
+}
+
+_INTEGER: dict[type[Operation], str] = {
+    arith.AddiOp: "add",
+    arith.SubiOp: "sub",
+    arith.MuliOp: "mul",
+    arith.DivSIOp: "divs",
+    arith.DivUIOp: "divu",
+    arith.FloorDivSIOp: "floordivs",
+    arith.CeilDivSIOp: "ceildivs",
+    arith.CeilDivUIOp: "ceildivu",
+    arith.RemSIOp: "rems",
+    arith.RemUIOp: "remu",
+    arith.ShLIOp: "shl",
+    arith.ShRSIOp: "shrs",
+    arith.ShRUIOp: "shru",
+    arith.MaxSIOp: "maxs",
+    arith.MinSIOp: "mins",
+    arith.MaxUIOp: "maxu",
+    arith.MinUIOp: "minu",
+    math.AbsIOp: "abs",
+}
+"""Op on signless integers -> `qf_<name>_iN` of qfold_int.h."""
+
+_BOOL_INFIX: dict[type[Operation], str] = {
+    # modulo 2: a sum is xor, a product is and; as unsigned the larger is or, as signed (true is -1) the smaller is
+    arith.AddiOp: "!=",
+    arith.SubiOp: "!=",
+    arith.MuliOp: "&&",
+    arith.MaxUIOp: "||",
+    arith.MinUIOp: "&&",
+    arith.MaxSIOp: "&&",
+    arith.MinSIOp: "||",
+    arith.AndIOp: "&&",
+    arith.OrIOp: "||",
+    arith.XOrIOp: "!=",
+}
+
+_BITS: dict[type[Operation], str] = {arith.AndIOp: "&", arith.OrIOp: "|", arith.XOrIOp: "^"}
+
+_CMPI = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
+"""By predicate; from 6 on the operands are unsigned."""
+
+_CMPF: tuple[Callable[[str, str], str], ...] = (
+    lambda a, b: "false",
+    lambda a, b: f"{a} == {b}",
+    lambda a, b: f"{a} > {b}",
+    lambda a, b: f"{a} >= {b}",
+    lambda a, b: f"{a} < {b}",
+    lambda a, b: f"{a} <= {b}",
+    lambda a, b: f"{a} < {b} || {a} > {b}",
+    lambda a, b: f"{a} == {a} && {b} == {b}",
+    lambda a, b: f"!({a} < {b} || {a} > {b})",
+    lambda a, b: f"!({a} <= {b})",
+    lambda a, b: f"!({a} < {b})",
+    lambda a, b: f"!({a} >= {b})",
+    lambda a, b: f"!({a} > {b})",
+    lambda a, b: f"{a} != {b}",
+    lambda a, b: f"{a} != {a} || {b} != {b}",
+    lambda a, b: "true",
+)
+"""By predicate: ordered ones are false on a NaN, unordered ones true."""
+
+
+def width_of(type_: Attribute) -> int:
+    """The bits of an integer type in C (an index has 64, four bits are held in 8)."""
+    if isinstance(type_, IndexType):
+        return 64
+    return max(8, cast(IntegerType, type_).width.data)
+
+
+def _is_bool(type_: Attribute) -> bool:
+    return isinstance(type_, IntegerType) and type_.width.data == 1
+
+
+def _unsigned(text: str, type_: Attribute) -> str:
+    """A signless value as the unsigned integer of its bits."""
+    return text if _is_bool(type_) else f"(uint{width_of(type_)}_t){text}"
+
+
+class ScalarPrinter:
+    """Prints one scalar region into `out`.
+
+    `indices[d]` is the C variable (or constant) of iteration dimension d; `captured` are the memrefs that `memref.load` reads.
+    """
+
+    def __init__(
+        self,
+        out: Writer,
+        *,
+        indices: Sequence[str] = (),
+        captured: Mapping[SSAValue, Buffer] | None = None,
+        prefix: str = "t",
+    ):
+        self._out = out
+        self._indices = indices
+        self._captured = captured or {}
+        self._prefix = prefix
+        self._texts: dict[SSAValue, str] = {}
+        self._count = 0
+
+    def bind(self, value: SSAValue, text: str) -> None:
+        """`value` is the C expression `text` (one token or in parentheses)."""
+        self._texts[value] = text
+
+    def text(self, value: SSAValue) -> str:
+        """`value` in C. Constants from around the region are printed in place."""
+        if value not in self._texts and isinstance(value.owner, arith.ConstantOp):
+            self._texts[value] = self._constant(value.owner)
+        return self._texts[value]
+
+    def print(self, block: Block, arguments: Sequence[str]) -> str:
+        """Print `block` on `arguments`; returns the expression of what it yields."""
+        for argument, text in zip(block.args, arguments, strict=True):
+            self.bind(argument, text)
+        for op in block.ops:
+            if op is block.last_op:
+                break
+            self._print(op)
+        assert block.last_op is not None
+        return self.text(block.last_op.operands[0])
+
+    def print_value(self, block: Block, value: SSAValue) -> str:
+        """Print what `value`, an op's result or a bound argument in `block`, needs; returns its expression."""
+        needed: set[SSAValue] = {value}
+        ops = list(block.ops)
+        for op in reversed(ops):
+            if any(r in needed for r in op.results):
+                needed.update(op.operands)
+        for op in ops:
+            if any(r in needed for r in op.results):
+                self._print(op)
+        return self.text(value)
+
+    def combine(self, op: Operation, a: str, b: str) -> str:
+        """The expression of the binary `op` on `a` and `b` instead of its operands."""
+        self.bind(op.operands[0], a)
+        self.bind(op.operands[1], b)
+        return self._expression(op)
+
+    def _print(self, op: Operation) -> None:
+        result = op.results[0]
+        if isinstance(op, arith.ConstantOp):
+            self.bind(result, self._constant(op))
+            return
+        if not result.uses:
+            return
+        text = self._expression(op)
+        atomic = text.replace("_", "").isalnum()
+        if atomic or (result.has_one_use() and len(text) <= _INLINE):
+            bare = atomic or (text.endswith(")") and _is_call(text)) or text.endswith("]")
+            self.bind(result, text if bare else f"({text})")
+            return
+        name = f"{self._prefix}{self._count}"
+        self._count += 1
+        self._out.line(f"const {value_type(result.type)} {name} = {text};")
+        self.bind(result, name)
+
+    def _constant(self, op: arith.ConstantOp) -> str:
+        value = op.value
+        type_ = op.result.type
+        if isinstance(value, FloatAttr):
+            return float_literal(value.value.data, double=type_ == f64)
+        if isinstance(value, IntegerAttr):
+            number = cast(IntegerAttr[Any], value).value.data
+            if _is_bool(type_):
+                return "true" if number else "false"
+            width = width_of(type_)
+            number = ((number + (1 << (width - 1))) % (1 << width)) - (1 << (width - 1))
+            return integer_literal(number, width)
+        raise UnsupportedOp(op, "only scalar constants stand in a body")
+
+    def _expression(self, op: Operation) -> str:
+        kind = type(op)
+        operands = [self.text(v) for v in op.operands]
+        if isinstance(op, linalg.IndexOp):
+            return self._indices[op.dim.value.data]
+        if isinstance(op, memref.LoadOp):
+            return self._load(op)
+        if isinstance(op, UnrealizedConversionCastOp):
+            return f"({value_type(op.results[0].type)}){operands[0]}"
+        if isinstance(op, arith.SelectOp):
+            return f"{operands[0]} ? {operands[1]} : {operands[2]}"
+        if isinstance(op, arith.CmpfOp):
+            return _CMPF[op.predicate.value.data](*operands)
+        type_ = op.operands[0].type
+        if isinstance(op, arith.CmpiOp):
+            predicate = op.predicate.value.data
+            if predicate >= 6 or _is_bool(type_):
+                operands = [_unsigned(x, type_) for x in operands]
+            if _is_bool(type_) and 2 <= predicate < 6:
+                operands.reverse()  # signed, true is -1
+            return f"{operands[0]} {_CMPI[predicate]} {operands[1]}"
+        if isinstance(type_, IndexType | IntegerType):
+            text = self._integer(op, kind, type_, operands)
+        else:
+            text = self._float(op, kind, type_, operands)
+        if text is None:
+            raise UnsupportedOp(op)
+        return text
+
+    def _load(self, op: memref.LoadOp) -> str:
+        buffer = self._captured[op.memref]
+        parts: list[str] = []
+        for index, extent, stride in zip(op.indices, buffer.shape, buffer.strides, strict=True):
+            if extent == 1:
+                continue
+            text = self.text(index)
+            if not isinstance(index.owner, linalg.IndexOp | arith.ConstantOp):
+                text = f"qf_clamp_index({text}, {extent})"
+            parts.append(text if stride == 1 else f"{text} * {stride}")
+        return buffer.load(" + ".join(parts) or "0")
+
+    def _integer(
+        self, op: Operation, kind: type[Operation], type_: Attribute, operands: Sequence[str]
+    ) -> str | None:
+        target = op.results[0].type
+        x = operands[0]
+        if isinstance(op, arith.SIToFPOp):
+            return f"({value_type(target)}){'-(int)' if _is_bool(type_) else ''}{x}"
+        if isinstance(op, arith.UIToFPOp):
+            return f"({value_type(target)}){_unsigned(x, type_)}"
+        if isinstance(op, arith.BitcastOp):
+            return f"qf_from_bits((uint32_t){x})" if target == f32 else None
+        if isinstance(op, arith.TruncIOp):
+            return f"({x} & 1) != 0" if _is_bool(target) else f"({value_type(target)}){x}"
+        if isinstance(op, arith.ExtSIOp | arith.IndexCastOp):
+            return f"({value_type(target)}){'-(int)' if _is_bool(type_) else ''}{x}"
+        if isinstance(op, arith.ExtUIOp) or op.name == "arith.index_castui":
+            return f"({value_type(target)}){_unsigned(x, type_)}"
+        if _is_bool(type_):
+            infix = _BOOL_INFIX.get(kind)
+            return None if infix is None else f"{x} {infix} {operands[1]}"
+        if kind in _BITS:
+            return f"({value_type(type_)})({x} {_BITS[kind]} {operands[1]})"
+        if kind in _INTEGER and not is_unsigned(type_):
+            return f"qf_{_INTEGER[kind]}_i{width_of(type_)}({', '.join(operands)})"
+        return None
+
+    def _float(
+        self, op: Operation, kind: type[Operation], type_: Attribute, operands: Sequence[str]
+    ) -> str | None:
+        if type_ not in (f32, f64):
+            return None
+        target = op.results[0].type
+        x = operands[0]
+        if kind in _FLOAT_INFIX:
+            return f"{x} {_FLOAT_INFIX[kind]} {operands[1]}"
+        if isinstance(op, arith.NegfOp):
+            return f"-{x}"
+        if isinstance(op, math.FmaOp):
+            return f"{operands[0]} * {operands[1]} + {operands[2]}"
+        if isinstance(op, arith.ExtFOp | arith.TruncFOp):
+            return f"({value_type(target)}){x}"
+        if isinstance(op, arith.FPToSIOp | arith.FPToUIOp):
+            if _is_bool(target):
+                return f"{x} != 0.0f"
+            signed = isinstance(op, arith.FPToSIOp)
+            width = width_of(target)
+            call = f"qf_{type_}_to_{'i' if signed else 'u'}{width}({x})"
+            return call if signed else f"(int{width}_t){call}"
+        if isinstance(op, arith.BitcastOp):
+            return f"(int32_t)qf_bits({x})" if type_ == f32 else None
+        table = _MATH if type_ == f32 else _MATH_F64
+        return f"{table[kind]}({', '.join(operands)})" if kind in table else None
+
+
+def _is_call(text: str) -> bool:
+    """Whether `text` is one call, `f(...)`, whose closing parenthesis matches the first opening one."""
+    name, _, rest = text.partition("(")
+    if not name.replace("_", "").isalnum():
+        return False
+    depth = 1
+    for position, c in enumerate(rest):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return position == len(rest) - 1
+    return False

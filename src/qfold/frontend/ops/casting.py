@@ -1,0 +1,37 @@
+"""Cast and CastLike of values that are computed at run time."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import f64
+from xdsl.ir import Attribute, SSAValue
+
+from qfold.dialects.element_types import i1, is_float
+from qfold.frontend.importer import NodeContext
+from qfold.frontend.ops import scalars
+from qfold.frontend.ops.generics import unary
+from qfold.frontend.ops.scalars import MOVABLE, element_of
+from qfold.frontend.registry import onnx_op
+from qfold.frontend.tensors import element_type_of_onnx
+
+
+def cast(ctx: NodeContext, target: Attribute) -> SSAValue:
+    """Input 0 as `target`."""
+    source = element_of(ctx, 0, MOVABLE)
+    if target not in MOVABLE:
+        ctx.refuse(f"a cast to {target}", f"casts to {', '.join(map(str, MOVABLE))}")
+    if source == target:
+        return ctx.value(0)
+    if source == f64 and not is_float(target) and target != i1:
+        # The C runtime, which saturates, has no f64 functions.
+        ctx.refuse(f"a cast of f64 to {target}", "casts of f64 to f32 and bool, of f32 to any type")
+    return unary(ctx, target, lambda b, x: scalars.convert(b, source, target, x))
+
+
+@onnx_op("Cast")
+def import_cast(ctx: NodeContext) -> SSAValue:
+    return cast(ctx, element_type_of_onnx(ctx.attr("to"), str(ctx.ref)))
+
+
+@onnx_op("CastLike")
+def import_cast_like(ctx: NodeContext) -> SSAValue:
+    return cast(ctx, ctx.type(1).element_type)

@@ -1,0 +1,82 @@
+"""What the compiler knows about a target. Targets are data: `host.py` is one, and a new target is a new module beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryLevel:
+    """One memory: the integer that memref types name it by (1 = L1, 2 = L2, 3 = L3), and its size in bytes (None: no limit)."""
+
+    space: int
+    name: str
+    size: int | None = None
+
+
+ANY_TYPE = frozenset({"*"})
+"""For an operand that a kernel takes in any element type."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row of a kernel table: an implementation, and the operand types that it was written for.
+
+    Types are element types as they print (`f32`, `ui4`). Shapes are not part of the choice: a kernel serves every shape.
+    """
+
+    name: str
+    """What `qmm.kernel` says, and what the backend emits by."""
+    op: str
+    """The op that it implements: `qkernel.matmul` ..., or one of `linalg.generic`, `linalg.fill`, `memref.copy`."""
+    operands: Mapping[str, frozenset[str]] | None = None
+    """Every operand that the kernel knows -> the element types it may have. An op with an operand that is not here is not for this
+    kernel. None: the kernel is printed from the op itself, and has the op's types (never for a contraction)."""
+    strided: frozenset[str] = frozenset()
+    """Operands that may have any static strides. All others are dense and row-major, from any offset."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """How C for this target is compiled and run."""
+
+    compilers: tuple[str, ...]
+    """Commands to try in order; the environment's CC comes first."""
+    flags: tuple[str, ...]
+    """Flags of every build, in order. Which contractions of float expressions are allowed is part of the numeric contract."""
+    libraries: tuple[str, ...] = ()
+    run: tuple[str, ...] = ("{binary}",)
+    """The command that runs a binary."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Everything that lowering and code generation ask about a target."""
+
+    name: str
+    cores: int
+    memory: tuple[MemoryLevel, ...]
+    default_space: int
+    """Where inputs, outputs, weights and the arena are."""
+    alignment: int
+    """Alignment of every planned buffer and of every constant, in bytes; a power of two."""
+    kernels: tuple[Kernel, ...]
+    toolchain: Toolchain
+
+    def level(self, space: int) -> MemoryLevel:
+        """The memory with that number. `ValueError` when there is none."""
+        for level in self.memory:
+            if level.space == space:
+                return level
+        spaces = ", ".join(f"{m.space} ({m.name})" for m in self.memory)
+        raise ValueError(f"target {self.name} has no memory space {space}; it has {spaces}")
+
+    def kernels_of(self, op: str) -> tuple[Kernel, ...]:
+        """The rows of the table for one op, in order of preference."""
+        return tuple(k for k in self.kernels if k.op == op)
+
+    def takes_strided(self, op: str, operand: str) -> bool:
+        """Whether every kernel for `op` reads (or writes) that operand with any static strides."""
+        rows = self.kernels_of(op)
+        return bool(rows) and all(operand in k.strided for k in rows)

@@ -1,0 +1,73 @@
+"""The machine that compiles: one core, one memory, C99."""
+
+from qfold.targets.description import ANY_TYPE, Kernel, MemoryLevel, Target, Toolchain
+
+_F32 = frozenset({"f32"})
+_WEIGHTS = frozenset({"i8", "ui8", "i4", "ui4", "i16", "ui16"})
+_ZERO_POINTS = frozenset({"i8", "ui8", "i16", "ui16"})
+_EPILOGUE = frozenset({"epilogue_operands"})
+# The epilogue is printed into the kernel, in whatever types it computes and stores.
+_STORED = {"epilogue_operands": ANY_TYPE, "y": ANY_TYPE}
+_LOOPS = ("linalg.generic", "linalg.fill", "memref.copy")
+
+HOST = Target(
+    name="host",
+    cores=1,
+    memory=(MemoryLevel(2, "L2"),),
+    default_space=2,
+    alignment=64,
+    kernels=(
+        Kernel(
+            "c.matmul",
+            "qkernel.matmul",
+            {"a": _F32, "b": _F32, **_STORED},
+            strided=_EPILOGUE | {"a", "b", "y"},
+        ),
+        Kernel(
+            "c.dequant_matmul",
+            "qkernel.dequant_matmul",
+            {
+                "a": _F32,
+                "w": _WEIGHTS,
+                "scale": _F32,
+                "zero_point": _ZERO_POINTS,
+                "row_sum": _F32,
+                **_STORED,
+            },
+            strided=_EPILOGUE,
+        ),
+        Kernel("c.conv", "qkernel.conv", {"x": _F32, "w": _F32, **_STORED}, strided=_EPILOGUE),
+        Kernel(
+            "c.dequant_conv",
+            "qkernel.dequant_conv",
+            {
+                "x": _F32,
+                "w": _WEIGHTS,
+                "scale": _F32,
+                "zero_point": _ZERO_POINTS,
+                "window_sum": _F32,
+                **_STORED,
+            },
+            strided=_EPILOGUE,
+        ),
+        Kernel("c.window_sum", "qkernel.window_sum", {"x": _F32, "y": _F32}),
+        # Loop nests are printed from the op itself, whatever its types and strides are.
+        *(
+            Kernel("c.loops", op, strided=frozenset({"inputs", "outputs", "source", "destination"}))
+            for op in _LOOPS
+        ),
+    ),
+    toolchain=Toolchain(
+        compilers=("cc", "gcc", "clang"),
+        flags=(
+            "-std=c99",
+            "-O3",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            # a * b + c is rounded twice, as the IR says, on machines with and without FMA.
+            "-ffp-contract=off",
+            "-fno-math-errno",
+        ),
+    ),
+)

@@ -1,0 +1,179 @@
+"""Compares what compiled code computed with the interpreters: each dispatch against its bound, each output against float64.
+
+docs/numerics.md states and derives what is compared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from xdsl.dialects.builtin import ModuleOp
+
+from qfold.dialects.element_types import is_float
+from qfold.interpreters import Bounded, run, run_function
+from qfold.tools.arrays import Array, TensorSpec
+from qfold.tools.manifest import Dispatch
+
+FACTOR = 8.0
+"""How many times the float32 reference's own deviation from float64 an output may be off: `c` of docs/numerics.md."""
+
+FLOOR_ULPS = 8.0
+"""What it may be off in any case, in units of the last place of the largest magnitude of the output."""
+
+
+@dataclass(frozen=True)
+class DispatchResult:
+    """The worst element that one dispatch wrote."""
+
+    ordinal: int
+    symbol: str
+    nodes: tuple[str, ...]
+    role: str
+    error: float
+    """Distance from float64 on the dispatch's own inputs."""
+    bound: float
+    """What that element may be off."""
+    ratio: float
+    """error / bound; 0 when both are 0, infinite for an error where none is allowed."""
+    failures: int
+    """Elements beyond their bound."""
+
+    @property
+    def ok(self) -> bool:
+        return self.failures == 0
+
+
+@dataclass(frozen=True)
+class GoldenResult:
+    """One output beside the array that it is expected to be."""
+
+    error: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    """One output, end to end."""
+
+    name: str
+    error: float
+    """Largest distance from the float64 run of the tensor-level module; infinite where one is a NaN and the other is not."""
+    reference_error: float
+    """The same of the float32 run of the module before any rewriting."""
+    bound: float
+    golden: GoldenResult | None
+
+    @property
+    def ratio(self) -> float:
+        return _ratio(self.error, self.bound)
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound and (self.golden is None or self.golden.ok)
+
+
+def _ratio(error: float, bound: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / bound if bound else float("inf")
+
+
+def _distance(a: Array, b: Array) -> float:
+    """The largest |a - b|; equal infinities and NaN beside NaN are no distance, any other such pair an infinite one."""
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if not x.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        gaps = np.where(same, 0.0, np.abs(x - y))
+    return float(np.where(np.isnan(gaps), np.inf, gaps).max())
+
+
+def check_dispatch(
+    module: ModuleOp, dispatch: Dispatch, before: Sequence[Array], after: Sequence[Array]
+) -> DispatchResult:
+    """The dispatch's function run in `bounded` on what its arguments held before, compared with what they held after.
+
+    All arguments are compared, so that a kernel that writes to what it should only read is found too.
+    """
+    expected = run_function(module, dispatch.function, before, "bounded")
+    worst: tuple[float, float, float, str] = (-1.0, 0.0, 0.0, "")
+    failures = 0
+    for operand, value, actual in zip(dispatch.operands, expected, after, strict=True):
+        assert isinstance(value, Bounded)
+        if not value.size:
+            continue
+        failures += int(np.count_nonzero(~value.contains(actual)))
+        ratio, error, bound = _worst(value, actual)
+        if ratio > worst[0] or (ratio == worst[0] and bound > worst[2]):
+            worst = (ratio, error, bound, operand.role)
+    ratio, error, bound, role = worst
+    return DispatchResult(
+        dispatch.ordinal,
+        dispatch.symbol,
+        dispatch.nodes,
+        role,
+        error,
+        bound,
+        max(ratio, 0.0),
+        failures,
+    )
+
+
+def _worst(value: Bounded, actual: Array) -> tuple[float, float, float]:
+    """(ratio, error, bound) of the element that uses most of its bound."""
+    x, y = np.asarray(actual, np.float64), np.asarray(value.value, np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        same = (x == y) | (np.isnan(x) & np.isnan(y)) | np.isinf(value.bound)
+        gaps = np.where(same, 0.0, np.abs(x - y))
+        gaps = np.where(np.isnan(gaps), np.inf, gaps)
+        ratios = np.where(gaps == 0, 0.0, gaps / value.bound)
+    # Among the elements without error, the widest bound says most about what was checked.
+    index = int(np.argmax(ratios)) if ratios.max() > 0 else int(np.argmax(value.bound))
+    return float(ratios.flat[index]), float(gaps.flat[index]), float(value.bound.flat[index])
+
+
+def end_to_end_bound(reference_error: float, values: Array, is_float_output: bool) -> float:
+    """`c` times the reference's own deviation plus the floor; for integers that are exact in every order, 0."""
+    if not is_float_output:
+        return FACTOR * reference_error
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max()) if finite.size else 0.0
+    return FACTOR * reference_error + FLOOR_ULPS * float(np.spacing(np.float32(largest)))
+
+
+def check_outputs(
+    reference: ModuleOp,
+    specs: Sequence[TensorSpec],
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+    expected: Mapping[str, Array] | None = None,
+) -> list[OutputResult]:
+    """Each output against the float64 run of `reference`, the tensor-level module as it was imported.
+
+    A golden value that is itself the result of float arithmetic is as far from float64 as an output may be, so that the two may be
+    twice as far from each other.
+    """
+    arguments = list(inputs.values())
+    exact = run(reference, arguments, domain="exact")
+    wide = run(reference, arguments, domain="f64")
+    results: list[OutputResult] = []
+    for spec, narrow, value in zip(specs, exact, wide, strict=True):
+        target, own = np.asarray(value), np.asarray(narrow)
+        actual = outputs[spec.name]
+        reference_error = _distance(own, target)
+        bound = end_to_end_bound(reference_error, target, is_float(spec.element_type))
+        golden = None
+        if expected is not None:
+            allowed = bound + end_to_end_bound(reference_error, target, is_float(spec.element_type))
+            golden = GoldenResult(_distance(actual, expected[spec.name]), allowed)
+        results.append(
+            OutputResult(spec.name, _distance(actual, target), reference_error, bound, golden)
+        )
+    return results

@@ -1,0 +1,183 @@
+"""The structure of `report.json`, as data, and a check against it. docs/report.md says what the fields mean."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+Schema = Any
+"""A type, a tuple of alternatives, a one-element list (of anything), a dictionary of fields, a `MappingOf` or a `OneOf`."""
+
+
+class MappingOf:
+    """Any keys, each with a value of one schema."""
+
+    def __init__(self, value: Schema):
+        self.value = value
+
+
+class OneOf:
+    """One of a few strings."""
+
+    def __init__(self, *values: str):
+        self.values = values
+
+
+_TEXT_OR_NULL = (str, type(None))
+
+_TENSOR = {"name": str, "element_type": str, "shape": [int]}
+
+_OPERAND = {
+    "role": str,
+    "element_type": str,
+    "c_type": str,
+    "shape": [int],
+    "source": OneOf("input", "output", "weight", "activation"),
+    "name": _TEXT_OR_NULL,
+}
+
+REPORT_SCHEMA: Schema = {
+    "schema": OneOf("qfold-report"),
+    "version": int,
+    "qfold": str,
+    "model": str,
+    "target": str,
+    "options": MappingOf(bool),
+    "dims": MappingOf(int),
+    "inputs": [_TENSOR],
+    "outputs": [_TENSOR],
+    "nodes": [
+        {
+            "name": str,
+            "op_type": _TEXT_OR_NULL,
+            "domain": _TEXT_OR_NULL,
+            "status": OneOf("fused", "not_fused", "lowered", "folded"),
+            "hoisted": bool,
+            "reasons": [str],
+            "ir_ops": [{"op": str, "count": int}],
+            "dispatches": [int],
+            "kernels": [str],
+            "macs": int,
+            "weight_bytes": int,
+        }
+    ],
+    "dispatches": [
+        {
+            "ordinal": int,
+            "symbol": str,
+            "kernel": str,
+            "op": str,
+            "nodes": [str],
+            "operands": [_OPERAND],
+            "macs": int,
+            "weight_bytes": int,
+        }
+    ],
+    "constants": [
+        {
+            "symbol": str,
+            "sha256": str,
+            "bytes": int,
+            "element_type": str,
+            "quantized": bool,
+            "users": [str],
+        }
+    ],
+    "memory": [
+        {
+            "level": int,
+            "arena_bytes": int,
+            "lower_bound_bytes": int,
+            "weight_bytes": int,
+            "buffers": [
+                {"offset": int, "bytes": int, "first": int, "last": int, "name": _TEXT_OR_NULL}
+            ],
+        }
+    ],
+    "totals": {
+        "onnx_nodes": int,
+        "ir_ops": int,
+        "dispatches": int,
+        "fused": {"matmul": int, "conv": int, "gather": int},
+        "not_fused": int,
+        "float_copies_of_quantized_weights": int,
+        "run_time_dequantizations": int,
+        "macs": int,
+        "weight_bytes": int,
+        "quantized_weight_bytes": int,
+        "arena_bytes": int,
+    },
+}
+
+
+def _name(kind: type) -> str:
+    return {str: "a string", int: "an integer", bool: "true or false", type(None): "null"}[kind]
+
+
+def _check(value: Any, schema: Schema, path: str, found: list[str]) -> None:
+    match schema:
+        case MappingOf():
+            if not isinstance(value, dict):
+                found.append(f"{path} is not an object")
+                return
+            for key, inner in cast("dict[str, Any]", value).items():
+                _check(inner, schema.value, f"{path}.{key}", found)
+        case OneOf():
+            if value not in schema.values:
+                found.append(f"{path} is {value!r}, not one of {', '.join(schema.values)}")
+        case list():
+            if not isinstance(value, list):
+                found.append(f"{path} is not a list")
+                return
+            for index, inner in enumerate(cast("list[Any]", value)):
+                _check(inner, cast("list[Schema]", schema)[0], f"{path}[{index}]", found)
+        case dict():
+            fields = cast("dict[str, Schema]", schema)
+            if not isinstance(value, dict):
+                found.append(f"{path} is not an object")
+                return
+            entries = cast("dict[str, Any]", value)
+            found.extend(f"{path}.{key} is missing" for key in fields if key not in entries)
+            found.extend(f"{path}.{key} is unknown" for key in entries if key not in fields)
+            for key, inner in fields.items():
+                if key in entries:
+                    _check(entries[key], inner, f"{path}.{key}", found)
+        case _:
+            kinds = cast("tuple[type, ...]", schema if isinstance(schema, tuple) else (schema,))
+            # bool is a subclass of int, and true is no count.
+            right = type(value) in kinds
+            if not right:
+                found.append(f"{path} is {value!r}, not {' or '.join(map(_name, kinds))}")
+
+
+def problems_of(report: Any) -> list[str]:
+    """What is wrong with the structure of a report, and with the references inside of it; empty when nothing is."""
+    found: list[str] = []
+    _check(report, REPORT_SCHEMA, "report", found)
+    if found:
+        return found
+    ordinals = [d["ordinal"] for d in report["dispatches"]]
+    symbols = {d["symbol"] for d in report["dispatches"]}
+    constants = {c["symbol"] for c in report["constants"]}
+    if ordinals != list(range(len(ordinals))):
+        found.append(f"report.dispatches are not numbered in order: {ordinals}")
+    for node in report["nodes"]:
+        if not set(node["dispatches"]) <= set(ordinals) or not set(node["kernels"]) <= symbols:
+            found.append(f"node {node['name']!r} names a dispatch or kernel that does not exist")
+        if (node["status"] == "not_fused") != bool(node["reasons"]):
+            found.append(f"node {node['name']!r} is {node['status']} with reasons {node['reasons']}")
+    for dispatch in report["dispatches"]:
+        for operand in dispatch["operands"]:
+            if operand["source"] == "weight" and operand["name"] not in constants:
+                found.append(f"dispatch {dispatch['ordinal']} reads an unknown {operand['name']!r}")
+    totals = report["totals"]
+    for total, entries, key in (
+        ("macs", "dispatches", "macs"),
+        ("weight_bytes", "constants", "bytes"),
+        ("arena_bytes", "memory", "arena_bytes"),
+    ):
+        if totals[total] != sum(e[key] for e in report[entries]):
+            found.append(f"report.totals.{total} is not the sum over report.{entries}")
+    for memory in report["memory"]:
+        if memory["lower_bound_bytes"] > memory["arena_bytes"]:
+            found.append(f"memory level {memory['level']} is planned below its lower bound")
+    return found

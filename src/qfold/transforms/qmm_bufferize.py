@@ -1,0 +1,456 @@
+"""Tensors become memrefs, constants become globals: level 1 -> level 2 of docs/architecture.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+from xdsl.context import Context
+from xdsl.dialects import arith, func, linalg, memref, tensor
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    DictionaryAttr,
+    LocationAttr,
+    MemRefType,
+    ModuleOp,
+    NoneAttr,
+    StringAttr,
+    TensorType,
+    UnknownLoc,
+    i64,
+)
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.exceptions import PassFailedException
+
+from qfold.dialects import qkernel, qmm
+from qfold.dialects.contraction import ints, window_of
+from qfold.dialects.element_types import numpy_dtype
+from qfold.dialects.qmm import QuantAttr, WeightAttr
+from qfold.ir.builder import reassociation, reassociation_attr
+from qfold.ir.constants import constant_weight
+from qfold.ir.globals import constant_global
+from qfold.ir.layouts import Layout, row_major
+from qfold.ir.locations import describe_location
+from qfold.targets import Target, target_named
+from qfold.transforms.buffer_assignment import (
+    COMPUTE,
+    VIEWS,
+    Buffer,
+    BufferAssignment,
+    Root,
+    captures,
+    result_of,
+)
+
+_MOVES = (*VIEWS, tensor.InsertSliceOp, tensor.EmptyOp)
+
+
+@dataclass(frozen=True)
+class QmmBufferizePass(ModulePass):
+    """Turn `@main` on tensors into `@main` on buffers: inputs and outputs become arguments, each distinct constant one global."""
+
+    name = "qmm-bufferize"
+    target: str = "host"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        try:
+            target = target_named(self.target)
+        except ValueError as e:
+            raise PassFailedException(str(e)) from None
+        for function in [f for f in op.body.block.ops if isinstance(f, func.FuncOp)]:
+            if any(isinstance(t, TensorType) for t in function.function_type.inputs) or any(
+                isinstance(t, TensorType) for t in function.function_type.outputs
+            ):
+                bufferize(op, function, target)
+        op.attributes["qmm.target"] = StringAttr(target.name)
+
+
+def bufferize(module: ModuleOp, function: func.FuncOp, target: Target) -> None:
+    """Replace one function on tensors by one on memrefs."""
+    check_supported(function)
+    block = function.body.block
+    remove_dead_ops(block)
+    place_fills(block)
+    assignment = BufferAssignment(block, target)
+    emitter = _Emitter(function, assignment, target)
+    emitter.run()
+    Rewriter.insert_op(emitter.globals, InsertPoint.before(function))
+    Rewriter.replace_op(function, emitter.function, [])
+
+
+def check_supported(function: func.FuncOp) -> None:
+    """`PassFailedException` naming what cannot be bufferized: more than straight-line code, a dynamic shape, an unknown op."""
+    name = function.sym_name.data
+    if len(function.body.blocks) != 1:
+        raise PassFailedException(f"@{name} has {len(function.body.blocks)} blocks; straight-line code has one")
+    for op in function.body.block.ops:
+        for value in (*op.operands, *op.results):
+            if isinstance(value.type, TensorType):
+                shape = cast(TensorType[Attribute], value.type).get_shape()
+                if any(d < 0 for d in shape):
+                    raise PassFailedException(
+                        f"{describe_location(op)}: {value.type} has a dynamic shape; fix it with --dim"
+                    )
+        if isinstance(op, (*COMPUTE, *_MOVES)):
+            if len(op.results) != 1:
+                raise PassFailedException(
+                    f"{describe_location(op)} has {len(op.results)} results; one is supported"
+                )
+            continue
+        if isinstance(op, func.ReturnOp) or _is_scalar(op):
+            continue
+        if op.results and constant_weight(op.results[0]) is not None:
+            continue
+        raise PassFailedException(
+            f"{describe_location(op)} cannot be bufferized; supported are "
+            + ", ".join(sorted(o.name for o in (*COMPUTE, *_MOVES)))
+            + " and constants (lower quantisation with qmm-lower-quantization first)"
+        )
+
+
+def _is_scalar(op: Operation) -> bool:
+    """Whether `op` is a scalar constant (the value of a fill)."""
+    return isinstance(op, arith.ConstantOp) and not isinstance(op.result.type, TensorType)
+
+
+def remove_dead_ops(block: Block) -> None:
+    """Erase what nobody reads; every op of the tensor level is pure."""
+    for op in reversed(list(block.ops)):
+        if not isinstance(op, func.ReturnOp) and not any(r.uses for r in op.results):
+            Rewriter.erase_op(op)
+
+
+def place_fills(block: Block) -> None:
+    """Give each op that starts from a fill one of its own, right before it, or before the value that goes into it is made.
+
+    A shared fill would have to be copied for each reader but the last, and one that comes early would hold its buffer for long.
+    """
+    for op in list(block.ops):
+        if isinstance(op, tensor.InsertSliceOp):
+            use, before = op.dest, _producer(op.source) or op
+        elif isinstance(op, linalg.GenericOp):
+            use, before = op.outputs[0], op
+        else:
+            continue
+        fill = use.owner
+        if not isinstance(fill, linalg.FillOp) or not isinstance(fill.outputs[0].owner, tensor.EmptyOp):
+            continue
+        value = fill.inputs[0].owner
+        if not isinstance(value, arith.ConstantOp):
+            continue
+        scalar, empty = value.clone(), fill.outputs[0].owner.clone()
+        copy = linalg.FillOp((scalar.result,), (empty.tensor,), (fill.results[0].type,))
+        for new, old in ((scalar, value), (empty, fill), (copy, fill)):
+            new.location = old.location
+        Rewriter.insert_op((scalar, empty, copy), InsertPoint.before(before))
+        op.operands[list(op.operands).index(use)] = copy.results[0]
+    remove_dead_ops(block)
+
+
+def _producer(value: SSAValue) -> Operation | None:
+    """The op that computes what `value` shows, seen through views."""
+    owner = value.owner
+    while isinstance(owner, VIEWS):
+        owner = owner.operands[0].owner
+    return owner if isinstance(owner, Operation) else None
+
+
+class _Emitter:
+    """Writes the function on memrefs that an assignment describes."""
+
+    def __init__(self, function: func.FuncOp, assignment: BufferAssignment, target: Target):
+        self.old, self.assignment, self.target = function, assignment, target
+        self.globals: list[Operation] = []
+        self._space = target.default_space
+        self._scalars: dict[SSAValue, SSAValue] = {}
+        self._views: dict[Buffer, SSAValue] = {}
+        self._location: LocationAttr = UnknownLoc()
+        types = function.function_type
+        self._inputs = len(types.inputs)
+        tensors = cast(Sequence[TensorType[Attribute]], (*types.inputs, *types.outputs))
+        self._block = Block(arg_types=[self._type(t.element_type, t.get_shape()) for t in tensors])
+        self.function = func.FuncOp(
+            function.sym_name.data,
+            (self._block.arg_types, ()),
+            Region(self._block),
+            function.sym_visibility,
+            arg_attrs=self._argument_attributes(),
+        )
+        self.function.attributes.update(function.attributes)
+        self.function.location = function.location
+
+    def _argument_attributes(self) -> ArrayAttr[DictionaryAttr]:
+        def attributes(
+            given: ArrayAttr[DictionaryAttr] | None, count: int, role: str
+        ) -> list[DictionaryAttr]:
+            known = [{}] * count if given is None else [dict(d.data) for d in given]
+            return [DictionaryAttr({**d, "qmm.role": StringAttr(role)}) for d in known]
+
+        types = self.old.function_type
+        return ArrayAttr(
+            attributes(self.old.arg_attrs, len(types.inputs), "input")
+            + attributes(self.old.res_attrs, len(types.outputs), "output")
+        )
+
+    def _type(self, element_type: Attribute, shape: Sequence[int]) -> MemRefType[Attribute]:
+        return Layout.dense(shape).memref_type(element_type, self._space)
+
+    def run(self) -> None:
+        for op in list(self.old.body.block.ops):
+            self._location = op.location
+            if _is_scalar(op):
+                clone = op.clone()
+                self._insert(clone)
+                self._scalars[op.results[0]] = clone.results[0]
+                continue
+            for source, target in self.assignment.copies.get(op, ()):
+                self._insert(memref.CopyOp(self._view(source), self._view(target)))
+            if isinstance(op, func.ReturnOp):
+                self._insert(func.ReturnOp())
+            elif isinstance(op, COMPUTE):
+                self._compute(op)
+
+    def _insert(self, op: Operation) -> None:
+        """Append `op`; it and what is in it have the current location, unless they bring one."""
+        for inner in op.walk():
+            if isinstance(inner.location, UnknownLoc):
+                inner.location = self._location
+        self._block.add_op(op)
+
+    # Buffers.
+
+    def _memref(self, value: SSAValue) -> SSAValue:
+        return self._view(self.assignment.buffers[value])
+
+    def _optional(self, value: SSAValue | None) -> SSAValue | None:
+        return None if value is None else self._memref(value)
+
+    def _view(self, buffer: Buffer) -> SSAValue:
+        """The memref value of a buffer, made when it is first asked for."""
+        value = self._views.get(buffer)
+        if value is None:
+            whole = Buffer.whole(buffer.root)
+            if buffer == whole:
+                value = self._root(buffer.root)
+            else:
+                op = view_op(self._view(whole), buffer.layout, self._space)
+                for step in op:
+                    self._insert(step)
+                value = op[-1].results[0]
+            self._views[buffer] = value
+        return value
+
+    def _root(self, root: Root) -> SSAValue:
+        if root.kind == "input":
+            return self._block.args[root.index]
+        if root.kind == "output":
+            return self._block.args[self._inputs + root.index]
+        type_ = self._type(root.element_type, root.shape)
+        if root.kind == "alloc":
+            alloc = memref.AllocOp((), (), type_)
+            self._insert(alloc)
+            return alloc.memref
+        assert root.weight is not None
+        get = memref.GetGlobalOp(self._global(root.weight), type_)
+        self._insert(get)
+        return get.memref
+
+    def _global(self, weight: WeightAttr) -> str:
+        """Make the global of a constant; equal bytes of another type get a name that says the type."""
+        name = f"w_{weight.sha256[:12]}"
+        taken = {cast(memref.GlobalOp, g).sym_name.data for g in self.globals}
+        if name in taken:
+            name = f"{name}_{weight.element_type}"
+        op = constant_global(name, weight, self._space, self.target.alignment)
+        op.location = self._location
+        self.globals.append(op)
+        return name
+
+    def _constant(self, weight: WeightAttr) -> SSAValue:
+        return self._view(self.assignment.constant(weight))
+
+    # Ops.
+
+    def _compute(self, op: Operation) -> None:
+        y = self._memref(result_of(op))
+        if isinstance(op, linalg.FillOp):
+            new: Operation = linalg.FillOp((self._scalars[op.inputs[0]],), (y,), ())
+        elif isinstance(op, linalg.GenericOp):
+            new = self._generic(op, y)
+        else:
+            new = self._contraction(op, y)
+        new.attributes.update(op.attributes)
+        self._insert(new)
+
+    def _generic(self, op: linalg.GenericOp, y: SSAValue) -> Operation:
+        inputs = [self._memref(v) for v in op.inputs]
+        captured = {value: self._memref(value) for value in captures(op)}
+        region = op.detach_region(op.body)
+        for inner in list(region.walk()):
+            if isinstance(inner, tensor.ExtractOp):
+                load = memref.LoadOp.get(captured[inner.tensor], inner.indices)
+                load.location = inner.location
+                Rewriter.replace_op(inner, load)
+                continue
+            for index, operand in enumerate(inner.operands):
+                if operand in self._scalars:
+                    inner.operands[index] = self._scalars[operand]
+        return linalg.GenericOp(
+            inputs, [y], region, op.indexing_maps, op.iterator_types, (), op.doc, op.library_call
+        )
+
+    def _contraction(self, op: Operation, y: SSAValue) -> Operation:
+        if isinstance(op, qmm.WindowSumOp):
+            groups, strides, pads, dilations = window_of(op)
+            return qkernel.WindowSumOp(
+                self._memref(op.x),
+                y,
+                kernel_shape=ints(op.kernel_shape),
+                strides=strides,
+                pads=pads,
+                dilations=dilations,
+                groups=groups,
+            )
+        assert isinstance(op, qmm.MatmulOp | qmm.DequantMatmulOp | qmm.ConvOp | qmm.DequantConvOp)
+        epilogue: dict[str, Any] = {
+            "epilogue_operands": [self._memref(v) for v in op.epilogue_operands],
+            "epilogue_maps": op.maps,
+            "epilogue": None if op.epilogue is None else op.detach_region(op.epilogue),
+        }
+        match op:
+            case qmm.MatmulOp():
+                return qkernel.MatmulOp(
+                    self._memref(op.a),
+                    self._memref(op.b),
+                    y,
+                    transpose_a=op.transpose_a is not None,
+                    transpose_b=op.transpose_b is not None,
+                    **epilogue,
+                )
+            case qmm.DequantMatmulOp():
+                scale, zero_point = self._parameters(op.quant)
+                return qkernel.DequantMatmulOp(
+                    self._memref(op.a),
+                    self._constant(op.weight),
+                    scale,
+                    y,
+                    zero_point=zero_point,
+                    row_sum=self._optional(op.row_sum),
+                    transpose_b=op.transpose_b is not None,
+                    block_size=op.quant.block_size,
+                    hoisted=op.hoisted is not None,
+                    **epilogue,
+                )
+            case qmm.ConvOp():
+                return qkernel.ConvOp(
+                    self._memref(op.x), self._memref(op.w), y, **_window(op), **epilogue
+                )
+            case qmm.DequantConvOp():
+                scale, zero_point = self._parameters(op.quant)
+                return qkernel.DequantConvOp(
+                    self._memref(op.x),
+                    self._constant(op.weight),
+                    scale,
+                    y,
+                    zero_point=zero_point,
+                    window_sum=self._optional(op.window_sum),
+                    hoisted=op.hoisted is not None,
+                    **_window(op),
+                    **epilogue,
+                )
+
+    def _parameters(self, quant: QuantAttr) -> tuple[SSAValue, SSAValue | None]:
+        """(scale, zero point) as constants; no zero point when all are 0."""
+        scale = self._constant(quant.scale)
+        if quant.is_symmetric:
+            return scale, None
+        type_ = qkernel.zero_point_type(quant.storage)
+        zeros = np.asarray(quant.zero_points).astype(numpy_dtype(type_))
+        return scale, self._constant(WeightAttr.from_array(zeros, type_))
+
+
+def _window(op: qmm.ConvOp | qmm.DequantConvOp) -> dict[str, Any]:
+    groups, strides, pads, dilations = window_of(op)
+    return {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
+
+
+def view_op(whole: SSAValue, layout: Layout, space: int) -> list[Operation]:
+    """Ops (the last one has the value) that see the dense buffer `whole` in another layout, in the plainest words that say it."""
+    source = cast(MemRefType[Attribute], whole.type)
+    type_ = layout.memref_type(source.element_type, space)
+    shape = source.get_shape()
+    covers = layout.is_dense and not layout.offset and prod(shape) == prod(layout.shape)
+    if covers and shape and layout.shape:
+        return _reshape(whole, shape, type_)
+    if len(shape) == len(layout.shape) and 0 not in shape:
+        strides = row_major(shape)
+        offsets: list[int] = []
+        rest = layout.offset
+        for stride in strides:
+            offsets.append(rest // stride)
+            rest %= stride
+        steps = [a // b for a, b in zip(layout.strides, strides, strict=True)]
+        fits = all(s > 0 for s in steps) and all(
+            o + (n - 1) * s < d
+            for o, n, s, d in zip(offsets, layout.shape, steps, shape, strict=True)
+        )
+        if fits:
+            op = memref.SubviewOp.from_static_parameters(whole, source, offsets, layout.shape, steps)
+            if _same_type(cast(MemRefType[Attribute], op.result.type), type_):
+                op.result.type = type_
+                return [op]
+    return [
+        memref.ReinterpretCastOp.from_dynamic(
+            whole, [layout.offset], list(layout.shape), list(layout.strides), type_
+        )
+    ]
+
+
+def _same_type(a: MemRefType[Attribute], b: MemRefType[Attribute]) -> bool:
+    """Equal but for how a row-major layout is written."""
+    return Layout.of(a) == Layout.of(b)
+
+
+def _reshape(
+    whole: SSAValue, shape: tuple[int, ...], type_: MemRefType[Attribute]
+) -> list[Operation]:
+    target = type_.get_shape()
+    if groups := reassociation(shape, target):
+        return [_collapse(whole, groups, type_)]
+    if groups := reassociation(target, shape):
+        return [_expand(whole, groups, type_)]
+    flat = _collapse(
+        whole,
+        [list(range(len(shape)))],
+        MemRefType(type_.element_type, [prod(shape)], NoneAttr(), type_.memory_space),
+    )
+    return [flat, _expand(flat.results[0], [list(range(len(target)))], type_)]
+
+
+def _collapse(
+    source: SSAValue, groups: Sequence[Sequence[int]], type_: MemRefType[Attribute]
+) -> Operation:
+    return memref.CollapseShapeOp(
+        operands=[source],
+        result_types=[type_],
+        properties={"reassociation": reassociation_attr(groups)},
+    )
+
+
+def _expand(
+    source: SSAValue, groups: Sequence[Sequence[int]], type_: MemRefType[Attribute]
+) -> Operation:
+    return memref.ExpandShapeOp(
+        operands=[source, []],
+        result_types=[type_],
+        properties={
+            "reassociation": reassociation_attr(groups),
+            "static_output_shape": DenseArrayBase.from_list(i64, type_.get_shape()),
+        },
+    )

@@ -1,0 +1,240 @@
+"""`qmm-fuse-elementwise`: generics that work element by element move into the generics that read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, UnrealizedConversionCastOp
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir.affine import AffineMap
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint
+
+from qfold.dialects.contraction import EpilogueOperation, shape_of
+from qfold.ir.builder import TensorBuilder, element_type
+from qfold.ir.fusion import (
+    Access,
+    compose_views,
+    fuse_producer,
+    inline_single_values,
+    inputs_of,
+    is_producer,
+    readers,
+    tidy_body,
+    tidy_inputs,
+)
+from qfold.ir.generics import (
+    add_location,
+    erase_dead,
+    extents_of,
+    function_blocks,
+    local_rewriter,
+    on_tensors,
+)
+from qfold.ir.locations import replace_op
+from qfold.ir.quantized import permutation_of
+
+_FREE = (
+    arith.ConstantOp,
+    arith.ExtSIOp,
+    arith.ExtUIOp,
+    arith.TruncIOp,
+    arith.SIToFPOp,
+    arith.UIToFPOp,
+    UnrealizedConversionCastOp,
+    linalg.IndexOp,
+    linalg.YieldOp,
+)
+_CHEAP = (
+    arith.AddfOp,
+    arith.SubfOp,
+    arith.MulfOp,
+    arith.NegfOp,
+    arith.MaximumfOp,
+    arith.MinimumfOp,
+    arith.MaxnumfOp,
+    arith.MinnumfOp,
+    arith.AddiOp,
+    arith.SubiOp,
+    arith.CmpfOp,
+    arith.CmpiOp,
+    arith.SelectOp,
+)
+_EXPENSIVE = 1000
+_CHEAP_LIMIT = 2
+"""Work of up to this many cheap ops is repeated in each reader rather than written to memory and read back."""
+_MAX_READERS = 4
+
+
+def cost(op: linalg.GenericOp) -> int:
+    """Ops that one element takes: loads and conversions are free, divisions, math functions and look-ups never are."""
+    total = 0
+    for inner in op.body.block.ops:
+        if isinstance(inner, _CHEAP):
+            total += 1
+        elif not isinstance(inner, _FREE):
+            return _EXPENSIVE
+    return total
+
+
+def _points(op: linalg.GenericOp) -> int:
+    return prod(extents_of(op))
+
+
+def _size(value: SSAValue) -> int:
+    return prod(shape_of(value))
+
+
+def _only_reader(value: SSAValue, op: Operation) -> bool:
+    return all(reader is op for reader, _ in readers(value))
+
+
+def _accesses(op: linalg.GenericOp, producer: linalg.GenericOp) -> list[AffineMap]:
+    """The maps, different ones only, through which `op` reads the producer."""
+    maps: list[AffineMap] = []
+    for value, map_ in inputs_of(op):
+        for access in Access(value, map_).behind_views():
+            if access.value.owner is producer and access.map not in maps:
+                maps.append(access.map)
+    return maps
+
+
+def repeats_work(op: linalg.GenericOp, producer: linalg.GenericOp) -> bool:
+    """Whether `op` would compute an element of the producer more than once."""
+    return _points(op) > _size(producer.results[0]) or len(_accesses(op, producer)) > 1
+
+
+def may_fuse(op: linalg.GenericOp, producer: linalg.GenericOp) -> bool:
+    """Whether computing the producer inside of `op` saves memory traffic and costs next to nothing."""
+    result = producer.results[0]
+    if _only_reader(result, op) and not repeats_work(op, producer):
+        return True
+    work = cost(producer)
+    if work == 0 and all(_size(v) < _size(result) for v in producer.inputs):
+        return True  # a broadcast copy
+    others = readers(result)
+    if not all(_fuses_generics(reader, i) for reader, i in others):
+        return False
+    if work == 0:
+        return True
+    return (
+        work <= _CHEAP_LIMIT
+        and len({id(reader) for reader, _ in others}) <= _MAX_READERS
+        and not any(repeats_work(r, producer) for r, _ in others if isinstance(r, linalg.GenericOp))
+        and sum(2 * _size(v) > _size(result) for v in producer.inputs) <= 1
+        and not any(_is_for_epilogue(v) for v in producer.inputs)
+    )
+
+
+def _fuses_generics(op: Operation, index: int) -> bool:
+    return isinstance(op, linalg.GenericOp) and on_tensors(op) and index < len(op.inputs)
+
+
+def _is_for_epilogue(value: SSAValue) -> bool:
+    """Whether the value is a contraction's, whose epilogue does work on it best."""
+    return isinstance(value.owner, EpilogueOperation) and value.has_one_use()
+
+
+def _step(op: linalg.GenericOp) -> Operation | None:
+    """Fuse one producer or transpose into `op`: what it was, or None when there is none left."""
+    for index, (value, map_) in enumerate(inputs_of(op)):
+        transposed: Access | None = None
+        for access in Access(value, map_).behind_views():
+            producer = access.value.owner
+            if isinstance(producer, linalg.GenericOp):
+                if is_producer(producer) and may_fuse(op, producer):
+                    if fuse_producer(op, index, access):
+                        return producer
+                break
+            if access.views and isinstance(access.views[-1], linalg.TransposeOp):
+                transposed = access
+        if transposed is not None:
+            view = transposed.views[-1]
+            if all(_fuses_generics(r, i) for r, i in readers(view.results[0])):
+                if compose_views(op, index, transposed):
+                    return view
+    return None
+
+
+def fuse_into(op: linalg.GenericOp) -> None:
+    """Fuse all that can be into `op`, which comes to stand for what was fused."""
+    changed = inline_single_values(op)
+    dead: list[Operation] = []
+    while (fused := _step(op)) is not None:
+        changed = True
+        add_location(op, fused)
+        for name, attribute in fused.attributes.items():
+            op.attributes.setdefault(name, attribute)
+        tidy_inputs(op)
+        erase_dead(_views_on(fused))
+        dead.append(fused)
+        inline_single_values(op)
+    if changed:
+        tidy_inputs(op)
+        tidy_body(op.body.block)
+        erase_dead(dead)
+
+
+def _views_on(op: Operation) -> list[Operation]:
+    """`op` and the views of its result, the last ones first."""
+    found = [op]
+    for use in op.results[0].uses:
+        found = [*_views_on(use.operation), *found] if use.operation.results else found
+    return found
+
+
+def generalized(op: linalg.TransposeOp) -> linalg.GenericOp | None:
+    """The transpose as a generic when that lets it compute what it transposes, which then needs no pass of its own."""
+    source = op.inputs[0]
+    producer = source.owner
+    if not isinstance(producer, linalg.GenericOp) or not is_producer(producer):
+        return None
+    if not source.has_one_use() or not on_tensors(op):
+        return None
+    builder = TensorBuilder(InsertPoint.before(op), op.location)
+    shape = shape_of(op.results[0])
+    read = Access(op.results[0], AffineMap.identity(len(shape))).through_view()
+    assert read is not None and len(permutation_of(op)) == len(shape)
+    result = builder.generic(
+        [(source, read.map)],
+        builder.empty(shape, element_type(source)),
+        AffineMap.identity(len(shape)),
+        ["parallel"] * len(shape),
+        lambda b, e, _: e[0],
+    )
+    replace_op(local_rewriter(op), op, [], [result])
+    assert isinstance(result.owner, linalg.GenericOp)
+    return result.owner
+
+
+def run_on_block(block: Block) -> None:
+    """Fuse into each generic of the block, from its first op on: producers have absorbed theirs by then."""
+    for op in list(block.ops):
+        if op.parent is None:
+            continue
+        if isinstance(op, linalg.TransposeOp) and on_tensors(op):
+            generic = generalized(op)
+            if generic is not None:
+                fuse_into(generic)
+        elif isinstance(op, linalg.GenericOp) and on_tensors(op):
+            fuse_into(op)
+
+
+@dataclass(frozen=True)
+class QmmFuseElementwisePass(ModulePass):
+    """Fuse elementwise producers into the generics that read them, by composing indexing maps.
+
+    A producer with one reader is always fused; one with several when it is cheap (no division, no math function), reads one
+    tensor of its own size, and all of its readers can take it. Nothing is computed again along a dimension that it is broadcast over,
+    unless it is a mere copy. Fills and constants of one value become constants in the body; transposes become indexing maps.
+    """
+
+    name = "qmm-fuse-elementwise"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for block in function_blocks(op):
+            run_on_block(block)

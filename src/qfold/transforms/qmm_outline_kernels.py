@@ -1,0 +1,305 @@
+"""Each compute op becomes a private function that its call names: level 2 -> the outlined part of level 3 of docs/architecture.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from xdsl.context import Context
+from xdsl.dialects import arith, func, linalg, memref
+from xdsl.dialects.builtin import IntegerAttr, LocationAttr, MemRefType, ModuleOp, StringAttr, i64
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.exceptions import PassFailedException
+
+from qfold.dialects import qkernel
+from qfold.dialects.contraction import EpilogueOperation, GroupedOperation, shape_of, type_of
+from qfold.ir.layouts import Layout
+from qfold.ir.locations import describe_location, fuse_locations, node_names
+from qfold.ir.operands import named_operands
+
+COMPUTE = (*qkernel.CONTRACTIONS, linalg.GenericOp, linalg.FillOp, memref.CopyOp)
+
+_HINTS = {"inputs": "in", "outputs": "out"}
+
+_NAME_LENGTH = 64
+"""Longest part of a symbol that comes from an ONNX name."""
+
+
+@dataclass(frozen=True)
+class QmmOutlineKernelsPass(ModulePass):
+    """Move each contraction and loop nest of `@main` to a private function, one for all equal contractions.
+
+    A `linalg.fill` goes with the reduction that starts from it, so that it makes no pass over memory of its own.
+    """
+
+    name = "qmm-outline-kernels"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        main = main_function(op)
+        outliner = _Outliner(main, {f.sym_name.data for f in functions(op)})
+        for ordinal, group in enumerate(_groups(main.body.block)):
+            outliner.outline(group, ordinal)
+        outliner.erase_unused_scalars()
+        Rewriter.insert_op(outliner.functions, InsertPoint.before(main))
+
+
+def functions(module: ModuleOp) -> list[func.FuncOp]:
+    """The functions of a module, in order."""
+    return [f for f in module.body.block.ops if isinstance(f, func.FuncOp)]
+
+
+def main_function(module: ModuleOp) -> func.FuncOp:
+    """`@main`. `PassFailedException` when there is none, or it is not on buffers yet."""
+    for function in functions(module):
+        if function.sym_name.data == "main" and not function.is_declaration:
+            if function.function_type.outputs.data:
+                raise PassFailedException("@main returns values; run qmm-bufferize first")
+            return function
+    raise PassFailedException("the module has no function @main")
+
+
+def _groups(block: Block) -> Iterator[list[Operation]]:
+    """The compute ops of each dispatch, in order: one op, or a fill and the generic that accumulates on it."""
+    fill: linalg.FillOp | None = None
+    for op in list(block.ops):
+        if not isinstance(op, COMPUTE):
+            continue
+        if fill is not None:
+            if isinstance(op, linalg.GenericOp) and op.outputs[0] is fill.outputs[0]:
+                yield [fill, op]
+                fill = None
+                continue
+            yield [fill]
+            fill = None
+        if isinstance(op, linalg.FillOp):
+            fill = op
+        else:
+            yield [op]
+    if fill is not None:
+        yield [fill]
+
+
+class _Outliner:
+    def __init__(self, main: func.FuncOp, taken: set[str]):
+        self._main = main.body.block
+        self._taken = taken
+        self._equal: dict[str, list[func.FuncOp]] = {}
+        self._casts: dict[SSAValue, SSAValue] = {}
+        self.functions: list[func.FuncOp] = []
+
+    def outline(self, group: Sequence[Operation], ordinal: int) -> None:
+        """Replace a group of ops of main by a call."""
+        arguments = list(dict.fromkeys(v for op in group for v in self._arguments(op)))
+        # What is written comes last.
+        last = group[-1].operands[-1] if not isinstance(group[-1], GroupedOperation) else None
+        if last is not None:
+            arguments.remove(last)
+            arguments.append(last)
+        location = fuse_locations(op.location for op in reversed(group))
+        call_before = group[-1].next_op
+        assert call_before is not None
+        function = self._function(group, arguments)
+        operands = self._operands(arguments, call_before, location)
+        call = func.CallOp(function.sym_name.data, operands, [])
+        call.attributes["qmm.dispatch"] = IntegerAttr(ordinal, i64)
+        call.location = location
+        Rewriter.insert_op(call, InsertPoint.before(call_before))
+
+    def _arguments(self, op: Operation) -> Iterator[SSAValue]:
+        """Memrefs from outside that `op` uses: operands in the order of the assembly, then what its body loads from."""
+        operands = named_operands(op)
+        if isinstance(op, GroupedOperation):
+            order = [name for name, _ in op.GROUPS]
+            operands.sort(key=lambda pair: order.index(pair[0]))
+        for _, value in operands:
+            if isinstance(value.type, MemRefType):
+                yield value
+        for inner in op.walk():
+            if inner is not op:
+                for value in inner.operands:
+                    if isinstance(value.type, MemRefType):
+                        yield value
+
+    def _operands(
+        self, arguments: Sequence[SSAValue], before: Operation, location: LocationAttr
+    ) -> list[SSAValue]:
+        """The arguments with the types that the function takes: views at an offset of their own are cast to any offset."""
+        operands: list[SSAValue] = []
+        for value in arguments:
+            type_ = argument_type(value)
+            if type_ != value.type:
+                if value not in self._casts:
+                    cast_op = memref.CastOp.get(value, type_)
+                    cast_op.location = location
+                    Rewriter.insert_op(cast_op, InsertPoint.before(before))
+                    self._casts[value] = cast_op.dest
+                value = self._casts[value]
+            operands.append(value)
+        return operands
+
+    def _function(self, group: Sequence[Operation], arguments: Sequence[SSAValue]) -> func.FuncOp:
+        """The function of a group, which is taken out of main: a new one, or an equal one that is there already."""
+        base = symbol_base(group[-1])
+        block = Block(arg_types=[argument_type(v) for v in arguments])
+        values: dict[SSAValue, SSAValue] = dict(zip(arguments, block.args, strict=True))
+        for op in group:
+            op.detach()
+            for inner in op.walk():
+                for index, operand in enumerate(inner.operands):
+                    if operand not in values and self._is_outside(operand):
+                        scalar = operand.owner
+                        if not isinstance(scalar, arith.ConstantOp):
+                            raise PassFailedException(
+                                f"{describe_location(op)} uses a scalar that is not a constant: {operand.type}"
+                            )
+                        clone = scalar.clone()
+                        clone.location = scalar.location
+                        block.add_op(clone)
+                        values[operand] = clone.results[0]
+                    inner.operands[index] = values.get(operand, operand)
+            block.add_op(op)
+        block.add_op(func.ReturnOp())
+        for (name, value) in named_operands(group[-1]):
+            value.name_hint = _HINTS.get(name, name)
+        function = func.FuncOp(base, (block.arg_types, ()), Region(block), "private")
+        function.location = fuse_locations(op.location for op in reversed(group))
+        if isinstance(group[-1], qkernel.CONTRACTIONS):
+            for known in self._equal.setdefault(base, []):
+                name = known.sym_name
+                known.properties["sym_name"] = function.sym_name
+                equal = known.is_structurally_equivalent(function)
+                known.properties["sym_name"] = name
+                if equal:
+                    kernel = _kernel(known)
+                    location = fuse_locations((known.location, function.location))
+                    known.location = kernel.location = location
+                    return known
+            self._equal[base].append(function)
+        function.properties["sym_name"] = StringAttr(self._unique(base))
+        self.functions.append(function)
+        return function
+
+    def _is_outside(self, value: SSAValue) -> bool:
+        owner = value.owner
+        return owner is self._main or (isinstance(owner, Operation) and owner.parent is self._main)
+
+    def _unique(self, base: str) -> str:
+        name, count = base, 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+    def erase_unused_scalars(self) -> None:
+        for op in reversed(list(self._main.ops)):
+            if isinstance(op, arith.ConstantOp) and not op.result.uses:
+                Rewriter.erase_op(op)
+
+
+def _kernel(function: func.FuncOp) -> Operation:
+    return next(op for op in function.body.block.ops if isinstance(op, COMPUTE))
+
+
+def argument_type(value: SSAValue) -> MemRefType[Attribute]:
+    """The type of a function's parameter for `value`: any offset in place of a particular one, so that calls can share it."""
+    type_ = cast(MemRefType[Attribute], value.type)
+    if not type_.get_offset():
+        return type_
+    space = cast(IntegerAttr, type_.memory_space).value.data
+    return Layout.of(type_).memref_type(type_.element_type, space, dynamic_offset=True)
+
+
+# Symbols.
+
+
+def symbol_base(op: Operation) -> str:
+    """The symbol for `op`, before numbering: types, layout and shape of a contraction, the ONNX node of anything else."""
+    if isinstance(op, qkernel.CONTRACTIONS):
+        return _CONTRACTION_NAMES[type(op)](op)
+    prefix = {"linalg.generic": "node", "linalg.fill": "fill", "memref.copy": "copy"}[op.name]
+    names = node_names(op)
+    if not names:
+        return f"{prefix}_unnamed"
+    base = f"{prefix}_{identifier(names[0])}"
+    return base if len(names) == 1 else f"{base}_fused"
+
+
+def identifier(name: str) -> str:
+    """`name` as the tail of a C identifier: letters, digits and single underscores."""
+    text = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")
+    return text[-_NAME_LENGTH:].strip("_") or "unnamed"
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return "x".join(str(d) for d in shape) or "scalar"
+
+
+def _element(value: SSAValue) -> str:
+    return str(type_of(value).get_element_type())
+
+
+def _epilogue_suffix(op: EpilogueOperation) -> str:
+    block = op.epilogue_block
+    if block is None:
+        return ""
+    names = [inner.name for inner in block.ops]
+    if len(op.epilogue_operands) == 1 and names == ["arith.addf", "qmm.yield"]:
+        return "_bias" if len(shape_of(op.epilogue_operands[0])) == 1 else "_add"
+    return "_fused"
+
+
+def _granularity(op: qkernel.DequantMatmulOp | qkernel.DequantConvOp) -> str:
+    rank = len(shape_of(op.scale))
+    return "tensor" if rank == 0 else "axis" if rank == 1 else "block"
+
+
+def _matmul(op: qkernel.MatmulOp) -> str:
+    *batch, m, n = shape_of(op.y)
+    k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
+    layout = f"{'km' if op.transpose_a is not None else 'mk'}_{'nk' if op.transpose_b is not None else 'kn'}"
+    return (
+        f"matmul_{_element(op.a)}_{_element(op.b)}_{layout}_{_dims((*batch, m, k, n))}"
+        f"{_epilogue_suffix(op)}"
+    )
+
+
+def _dequant_matmul(op: qkernel.DequantMatmulOp) -> str:
+    *batch, m, n = shape_of(op.y)
+    k = shape_of(op.a)[-1]
+    layout = "nk" if op.transpose_b is not None else "kn"
+    return (
+        f"dequant_matmul_{_element(op.a)}_{_element(op.w)}_{layout}_{_granularity(op)}_"
+        f"{_dims((*batch, m, k, n))}{_epilogue_suffix(op)}"
+    )
+
+
+def _conv(op: qkernel.ConvOp) -> str:
+    return (
+        f"conv_{_element(op.x)}_{_element(op.w)}_{_dims(shape_of(op.x))}_{_dims(shape_of(op.w))}"
+        f"{_epilogue_suffix(op)}"
+    )
+
+
+def _dequant_conv(op: qkernel.DequantConvOp) -> str:
+    return (
+        f"dequant_conv_{_element(op.x)}_{_element(op.w)}_{_granularity(op)}_{_dims(shape_of(op.x))}_"
+        f"{_dims(shape_of(op.w))}{_epilogue_suffix(op)}"
+    )
+
+
+def _window_sum(op: qkernel.WindowSumOp) -> str:
+    return f"window_sum_{_element(op.x)}_{_dims(shape_of(op.x))}_{_dims(shape_of(op.y))}"
+
+
+_CONTRACTION_NAMES: dict[type[Operation], Callable[[Any], str]] = {
+    qkernel.MatmulOp: _matmul,
+    qkernel.DequantMatmulOp: _dequant_matmul,
+    qkernel.ConvOp: _conv,
+    qkernel.DequantConvOp: _dequant_conv,
+    qkernel.WindowSumOp: _window_sum,
+}

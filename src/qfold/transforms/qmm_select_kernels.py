@@ -1,0 +1,105 @@
+"""Names the kernel of each outlined function, by the types of its arguments and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from xdsl.context import Context
+from xdsl.dialects import func, linalg
+from xdsl.dialects.builtin import MemRefType, ModuleOp, StringAttr
+from xdsl.ir import Attribute, Operation
+from xdsl.passes import ModulePass
+from xdsl.utils.exceptions import PassFailedException
+
+from qfold.ir.layouts import Layout
+from qfold.ir.locations import describe_location
+from qfold.ir.operands import named_operands
+from qfold.targets import Kernel, Target, target_named
+from qfold.transforms.qmm_outline_kernels import COMPUTE, functions
+
+Operand = tuple[str, str, bool]
+"""(operand name, element type, whether it is dense)."""
+
+
+@dataclass(frozen=True)
+class QmmSelectKernelsPass(ModulePass):
+    """Set `qmm.kernel` on each private function to the first row of the target's table that was written for its types.
+
+    No row is an error: a kernel never runs on types that it was not written for.
+    """
+
+    name = "qmm-select-kernels"
+    target: str = "host"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        try:
+            target = target_named(self.target)
+        except ValueError as e:
+            raise PassFailedException(str(e)) from None
+        select_kernels(op, target)
+
+
+def select_kernels(module: ModuleOp, target: Target) -> None:
+    """Select for every private function of `module`. `PassFailedException` names the op, its types, and what the table has."""
+    for function in functions(module):
+        if function.sym_visibility is not None and function.sym_visibility.data == "private":
+            kernel = select(function, target)
+            function.attributes["qmm.kernel"] = StringAttr(kernel.name)
+
+
+def select(function: func.FuncOp, target: Target) -> Kernel:
+    """The kernel for one outlined function."""
+    op = computed(function)
+    operands = memref_operands(op)
+    rows = target.kernels_of(op.name)
+    refusals: list[str] = []
+    for row in rows:
+        refusal = refuses(row, op, operands)
+        if refusal is None:
+            return row
+        refusals.append(f"{row.name}: {refusal}")
+    found = ", ".join(
+        f"{name}: {type_}{'' if dense else ' (strided)'}" for name, type_, dense in operands
+    )
+    table = "; ".join(refusals) or "no row for this op"
+    raise PassFailedException(
+        f"target {target.name} has no kernel for {describe_location(op)} on ({found}). Its table: {table}"
+    )
+
+
+def computed(function: func.FuncOp) -> Operation:
+    """The op that an outlined function is there for: its last compute op (a fill before it only prepares)."""
+    ops = [op for op in function.body.block.ops if isinstance(op, COMPUTE)]
+    if not ops:
+        raise PassFailedException(f"@{function.sym_name.data} holds nothing to select a kernel for")
+    return ops[-1]
+
+
+def memref_operands(op: Operation) -> list[Operand]:
+    """What selection looks at: each buffer that the op names."""
+    operands: list[Operand] = []
+    for name, value in named_operands(op):
+        if isinstance(value.type, MemRefType):
+            type_ = cast(MemRefType[Attribute], value.type)
+            operands.append((name, str(type_.element_type), Layout.of(type_).is_dense))
+    return operands
+
+
+def refuses(row: Kernel, op: Operation, operands: Sequence[Operand]) -> str | None:
+    """Why a kernel cannot run this op, or None when it can."""
+    if row.op != op.name:
+        return f"it implements {row.op}"
+    for name, type_, dense in operands:
+        if row.operands is not None:
+            allowed = row.operands.get(name)
+            if allowed is None:
+                return f"it has no operand {name}"
+            if type_ not in allowed and "*" not in allowed:
+                return f"{name} is one of {', '.join(sorted(allowed))}, not {type_}"
+        elif not isinstance(op, linalg.GenericOp | linalg.FillOp) and op.name != "memref.copy":
+            return "it says nothing about operand types"
+        if not dense and name not in row.strided:
+            return f"{name} must be dense"
+    return None

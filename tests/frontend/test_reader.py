@@ -1,0 +1,229 @@
+"""Bad input: every kind gets a sentence, none a traceback."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qfold.frontend import FrontendError, import_model, load_model
+from tests.frontend.helpers import build, import_checked, node
+
+X = {"x": (np.float32, [2, 3])}
+
+
+def add_of(tensor: TensorProto) -> onnx.ModelProto:
+    """x + tensor"""
+    return build([node("Add", ["x", tensor.name], ["y"])], X, ["y"], {tensor.name: tensor})
+
+
+def matmul_model() -> onnx.ModelProto:
+    w = np.arange(12, dtype=np.float32).reshape(3, 4)
+    return build([node("MatMul", ["x", "w"], ["y"], name="mm")], X, ["y"], {"w": w})
+
+
+def test_file_bytes_and_proto_give_the_same_module(tmp_path: Path):
+    model = matmul_model()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    texts = {str(import_model(s)) for s in (model, model.SerializeToString(), path, str(path))}
+    assert len(texts) == 1
+    assert "qmm.matmul" in texts.pop()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x89PNG\r\n\x1a\n not a model", "not an ONNX model"),
+        (b"module {\n}\n", "not an ONNX model"),
+        (matmul_model().SerializeToString()[:-7], "not an ONNX model, or is truncated"),
+        (onnx.ModelProto(ir_version=8).SerializeToString(), "holds no graph"),
+    ],
+    ids=["empty", "png", "mlir", "truncated", "no graph"],
+)
+def test_not_a_model(raw: bytes, message: str, tmp_path: Path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(raw)
+    with pytest.raises(FrontendError, match=message) as error:
+        import_model(path)
+    assert "net.onnx" in str(error.value)
+
+
+def test_missing_file(tmp_path: Path):
+    with pytest.raises(FrontendError, match=r"none\.onnx cannot be read: No such file"):
+        import_model(tmp_path / "none.onnx")
+    with pytest.raises(FrontendError, match="cannot be read: Is a directory"):
+        import_model(tmp_path)
+
+
+def test_no_outputs():
+    model = matmul_model()
+    del model.graph.output[:]
+    with pytest.raises(FrontendError, match="without outputs"):
+        import_model(model)
+
+
+@pytest.mark.parametrize("version", [1, 6, onnx.defs.onnx_opset_version() + 1])
+def test_opset_out_of_range(version: int):
+    model = matmul_model()
+    model.opset_import[0].version = version
+    with pytest.raises(FrontendError, match=f"opset {version}; opsets 7 to"):
+        import_model(model)
+
+
+def test_no_opset():
+    model = matmul_model()
+    del model.opset_import[:]
+    with pytest.raises(FrontendError, match="imports no version"):
+        import_model(model)
+
+
+def test_an_opset_that_is_listed_twice_has_its_highest_version():
+    model = matmul_model()
+    model.opset_import.extend([helper.make_opsetid("", 12), helper.make_opsetid("ai.onnx", 19)])
+    assert load_model(model).opsets == {"": 21}
+    assert import_model(model).attributes["qmm.opset"].value.data == 21  # type: ignore[attr-defined]
+
+
+def test_raw_data_of_another_length():
+    tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[2, 3], raw_data=b"\0" * 20)
+    with pytest.raises(FrontendError, match=r"'c' declares \[2, 3\] .* 24 bytes, but holds 20"):
+        import_model(add_of(tensor))
+
+
+def test_typed_data_of_another_length():
+    tensor = helper.make_tensor("c", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
+    tensor.dims[0] = 1000
+    with pytest.raises(FrontendError, match="holds 3 entries where 1000 are needed"):
+        import_model(add_of(tensor))
+
+
+def test_declared_size_is_not_allocated():
+    tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[1 << 40, 1 << 20])
+    with pytest.raises(FrontendError, match="elements; at most"):
+        import_model(add_of(tensor))
+
+
+def test_negative_dimension():
+    tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[-1, 3], raw_data=b"")
+    with pytest.raises(FrontendError, match="negative dimension"):
+        import_model(add_of(tensor))
+
+
+def test_input_too_large():
+    model = build([node("Neg", ["x"], ["y"])], {"x": (np.float32, [1 << 20, 1 << 20])}, ["y"])
+    with pytest.raises(FrontendError, match="at most 2147483647"):
+        import_model(model)
+
+
+@pytest.mark.parametrize(
+    "kind", [TensorProto.FLOAT8E4M3FN, TensorProto.COMPLEX64, TensorProto.STRING]
+)
+def test_unsupported_constant_type_is_named(kind: int):
+    tensor = TensorProto(name="c", data_type=kind, dims=[0])
+    with pytest.raises(FrontendError, match=TensorProto.DataType.Name(kind)):  # type: ignore[arg-type]
+        import_model(add_of(tensor))
+
+
+def test_half_precision_is_refused_by_name():
+    model = build([node("Neg", ["x"], ["y"])], {"x": (np.float16, [2])}, ["y"])
+    with pytest.raises(FrontendError, match="'x' has element type f16"):
+        import_model(model)
+
+
+def test_half_precision_constants_may_be_cast():
+    w = np.linspace(-2, 2, 12, dtype=np.float16).reshape(3, 4)
+    nodes = [node("Cast", ["w"], ["w32"], to=TensorProto.FLOAT), node("MatMul", ["x", "w32"], ["y"])]
+    module = import_checked(build(nodes, X, ["y"], {"w": w}))
+    assert "f16" not in str(module)
+
+
+def test_packed_four_bit_data_in_both_encodings():
+    values = np.array([-8, 7, 3], np.int8)
+    raw = helper.make_tensor("c", TensorProto.INT4, [3], bytes([0x78, 0x03]), raw=True)
+    typed = helper.make_tensor("c", TensorProto.INT4, [3], values.tolist())
+    from qfold.frontend.tensors import decode_tensor
+
+    for tensor in (raw, typed):
+        np.testing.assert_array_equal(decode_tensor(tensor, "c", None).array, values)
+
+
+# External data
+
+
+def external(**entries: str) -> TensorProto:
+    tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[2, 3])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model directory with `w.bin`, beside a secret that is not its own."""
+    home = tmp_path / "model"
+    home.mkdir()
+    (home / "w.bin").write_bytes(b"\0" * 8 + np.arange(6, dtype=np.float32).tobytes())
+    (tmp_path / "secret.bin").write_bytes(b"\x01" * 64)
+    return home
+
+
+def save(folder: Path, tensor: TensorProto) -> Path:
+    path = folder / "m.onnx"
+    path.write_bytes(add_of(tensor).SerializeToString())
+    return path
+
+
+def test_external_data(folder: Path):
+    path = save(folder, external(location="w.bin", offset="8", length="24"))
+    assert "5.000000e+00" in str(import_model(path))
+    # The same without a length, and from bytes with the directory given.
+    path = save(folder, external(location="w.bin", offset="8"))
+    assert str(import_model(path)) == str(import_model(path.read_bytes(), directory=folder))
+    with pytest.raises(FrontendError, match="the model was not read from a file"):
+        import_model(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"location": "../secret.bin"}, "leads out of the model's directory"),
+        ({"location": "sub/../../secret.bin"}, "leads out of the model's directory"),
+        ({"location": "/etc/passwd"}, "not a path relative to the model"),
+        ({"location": "C:\\secret.bin"}, "not a path relative to the model"),
+        ({"location": ""}, "not a path relative to the model"),
+        ({"location": "w.bin\0"}, "not a path relative to the model"),
+        ({"location": "gone.bin"}, "'gone.bin' is missing"),
+        ({"location": "."}, "not a regular file"),
+        ({}, "has no location"),
+        ({"location": "w.bin", "offset": "-8"}, "offset '-8', which is not a byte count"),
+        ({"location": "w.bin", "offset": "nine"}, "not a byte count"),
+        ({"location": "w.bin", "offset": "9"}, r"takes bytes 9\.\.33 of 'w.bin', which has 32"),
+        ({"location": "w.bin", "length": "4"}, "takes 24 bytes, but its external data declares 4"),
+    ],
+)
+def test_bad_external_data(folder: Path, entries: dict[str, str], message: str):
+    with pytest.raises(FrontendError, match=message):
+        import_model(save(folder, external(**entries)))
+
+
+def test_external_data_behind_a_link(folder: Path):
+    os.symlink(folder.parent / "secret.bin", folder / "link.bin")
+    with pytest.raises(FrontendError, match="leads out of the model's directory"):
+        import_model(save(folder, external(location="link.bin")))
+
+
+def test_external_data_that_nothing_reads_is_not_opened(folder: Path):
+    model = build(
+        [node("MatMul", ["x", "w"], ["y"])],
+        X,
+        ["y"],
+        {"w": np.ones((3, 2), np.float32), "c": external(location="../secret.bin")},
+    )
+    import_model(model)
