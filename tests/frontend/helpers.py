@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation
 
@@ -68,7 +68,9 @@ def ops_of(module: ModuleOp, kind: type[Operation]) -> list[Any]:
     return [op for op in module.walk() if isinstance(op, kind)]
 
 
-def import_checked(model: ModelProto, dims: Mapping[str, int] | None = None, **options: Any) -> ModuleOp:
+def import_checked(
+    model: ModelProto, dims: Mapping[str, int] | None = None, **options: Any
+) -> ModuleOp:
     """Imports and verifies."""
     module = import_model(model, dims, **options)
     module.verify()
@@ -124,3 +126,14 @@ def returned(module: ModuleOp) -> ReturnOp:
     last = main_of(module).body.block.last_op
     assert isinstance(last, ReturnOp)
     return last
+
+
+def names_of(attrs: object) -> list[str]:
+    """The `qmm.name` of each entry of `arg_attrs` or `res_attrs`."""
+    found: list[str] = []
+    for entry in attrs:  # type: ignore[attr-defined]
+        assert isinstance(entry, DictionaryAttr)
+        name = entry.data["qmm.name"]
+        assert isinstance(name, StringAttr)
+        found.append(name.data)
+    return found

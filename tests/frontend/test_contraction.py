@@ -34,7 +34,9 @@ def rand(*shape: int) -> Array:
 
 
 def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> onnx.ModelProto:
-    return build([node("MatMul", ["a", "b"], ["y"])], {"a": (np.float32, a), "b": (np.float32, b)}, ["y"])
+    return build(
+        [node("MatMul", ["a", "b"], ["y"])], {"a": (np.float32, a), "b": (np.float32, b)}, ["y"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,15 @@ def test_matmul_shapes(a: tuple[int, ...], b: tuple[int, ...]):
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,)), ((1,), (1,))]
+    ("a", "b"),
+    [
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((4,), (4,)),
+        ((4,), (2, 4, 5)),
+        ((2, 3, 4), (4,)),
+        ((1,), (1,)),
+    ],
 )
 def test_matmul_of_vectors(a: tuple[int, ...], b: tuple[int, ...]):
     module = check(matmul(a, b), {"a": rand(*a), "b": rand(*b)})
@@ -84,7 +94,9 @@ def test_matmul_that_does_not_fit(a: tuple[int, ...], b: tuple[int, ...]):
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
 def test_matmul_of_other_types_is_refused(dtype: Any):
     model = build([node("MatMul", ["a", "a"], ["y"])], {"a": (dtype, [4, 4])}, ["y"])
-    with pytest.raises(UnsupportedNodes, match=r"MatMul.* found operand 0 of .*; supported: operands of f32"):
+    with pytest.raises(
+        UnsupportedNodes, match=r"MatMul.* found operand 0 of .*; supported: operands of f32"
+    ):
         import_model(model)
 
 
@@ -125,7 +137,9 @@ def test_a_float_weight_read_both_ways_is_stored_once():
 @pytest.mark.parametrize("c", [None, (), (1,), (5,), (3, 1), (1, 5), (3, 5)])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (0.5, 1.0), (1.0, -2.0), (0.25, 0.5)])
 @pytest.mark.parametrize("constant", [False, True])
-def test_gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None, alpha: float, beta: float, constant: bool):
+def test_gemm(
+    trans_a: int, trans_b: int, c: tuple[int, ...] | None, alpha: float, beta: float, constant: bool
+):
     a, b = rand(*((4, 3) if trans_a else (3, 4))), rand(*((5, 4) if trans_b else (4, 5)))
     feeds = {"a": a, "b": b}
     inputs: dict[str, Any] = {n: (np.float32, v.shape) for n, v in feeds.items()}
@@ -139,7 +153,10 @@ def test_gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None, alpha: floa
     gemm = node("Gemm", operands, ["y"], transA=trans_a, transB=trans_b, alpha=alpha, beta=beta)
     module = check(build([gemm], inputs, ["y"], constants), feeds)
     (op,) = ops_of(module, qmm.MatmulOp)
-    assert (op.transpose_a is not None, op.transpose_b is not None) == (bool(trans_a), bool(trans_b))
+    assert (op.transpose_a is not None, op.transpose_b is not None) == (
+        bool(trans_a),
+        bool(trans_b),
+    )
     # alpha, beta and C are one generic; nothing is left of factors of 1.
     generics = ops_of(module, GenericOp)
     assert len(generics) == (0 if c is None and alpha == 1 else 1)
@@ -170,7 +187,9 @@ def test_gemm_bias_that_does_not_fit(c: tuple[int, ...]):
 def test_gemm_of_old_opsets(opset: int):
     inputs = {"a": (np.float32, [3, 4])}
     constants = {"b": rand(4, 5), "c": rand(5)}
-    model = build([node("Gemm", ["a", "b", "c"], ["y"], beta=0.5)], inputs, ["y"], constants, opset=opset)
+    model = build(
+        [node("Gemm", ["a", "b", "c"], ["y"], beta=0.5)], inputs, ["y"], constants, opset=opset
+    )
     a = rand(3, 4)
     got = run(import_checked(model), [a])[0]
     np.testing.assert_allclose(got, a @ constants["b"] + 0.5 * constants["c"], rtol=1e-5, atol=1e-5)
@@ -179,10 +198,17 @@ def test_gemm_of_old_opsets(opset: int):
 # Conv
 
 
-def conv(x: tuple[int, ...], w: tuple[int, ...], bias: bool = True, **attrs: Any) -> tuple[onnx.ModelProto, Array]:
+def conv(
+    x: tuple[int, ...], w: tuple[int, ...], bias: bool = True, **attrs: Any
+) -> tuple[onnx.ModelProto, Array]:
     operands = ["x", "w", "b"] if bias else ["x", "w"]
     constants = {"w": rand(*w), "b": rand(w[0])} if bias else {"w": rand(*w)}
-    model = build([node("Conv", operands, ["y"], name="conv", **attrs)], {"x": (np.float32, x)}, ["y"], constants)
+    model = build(
+        [node("Conv", operands, ["y"], name="conv", **attrs)],
+        {"x": (np.float32, x)},
+        ["y"],
+        constants,
+    )
     return model, rand(*x)
 
 
@@ -218,7 +244,9 @@ def test_conv_with_a_quantised_weight():
         node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1]),
     ]
     constants = {"q": q, "s": np.abs(rand(8)) + 0.1, "z": q[:, 0, 0, 0]}
-    module = check(build(nodes, {"x": (np.float32, [1, 3, 6, 6])}, ["y"], constants), {"x": rand(1, 3, 6, 6)})
+    module = check(
+        build(nodes, {"x": (np.float32, [1, 3, 6, 6])}, ["y"], constants), {"x": rand(1, 3, 6, 6)}
+    )
     (op,), (dq,) = ops_of(module, qmm.ConvOp), ops_of(module, qmm.DequantizeOp)
     assert op.w is dq.result and dq.quant.axis == 0
     assert float_constants(module, q.size) == []
@@ -243,7 +271,9 @@ def test_conv_in_three_dimensions_is_refused():
         ((1, 3, 2, 2), (4, 3, 3, 3), {}, "not valid"),
     ],
 )
-def test_conv_that_does_not_fit(x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any], message: str):
+def test_conv_that_does_not_fit(
+    x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any], message: str
+):
     model, _ = conv(x, w, False, **attrs)
     with pytest.raises(FrontendError, match=rf"node 'conv' .*{message}"):
         import_model(model)

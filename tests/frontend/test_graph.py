@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from xdsl.dialects.builtin import DictionaryAttr, StringAttr, TensorType
+from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import BlockArgument
 
@@ -26,6 +26,7 @@ from tests.frontend.helpers import (
     check,
     import_checked,
     main_of,
+    names_of,
     node,
     ops_of,
     returned,
@@ -37,16 +38,6 @@ X34 = {"x": (np.float32, [3, 4])}
 
 def rand(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def names_of(attrs: object) -> list[str]:
-    found = []
-    for entry in attrs:  # type: ignore[attr-defined]
-        assert isinstance(entry, DictionaryAttr)
-        name = entry.data["qmm.name"]
-        assert isinstance(name, StringAttr)
-        found.append(name.data)
-    return found
 
 
 # Order and names
@@ -174,7 +165,9 @@ def test_an_output_listed_twice():
 
 def overridable() -> onnx.ModelProto:
     inputs = {"x": (np.float32, [3, 4]), "w": (np.float32, [4, 2])}
-    return build([node("MatMul", ["x", "w"], ["y"])], inputs, ["y"], {"w": np.ones((4, 2), np.float32)})
+    return build(
+        [node("MatMul", ["x", "w"], ["y"])], inputs, ["y"], {"w": np.ones((4, 2), np.float32)}
+    )
 
 
 def test_an_initializer_that_is_an_input_is_no_constant():
@@ -246,11 +239,15 @@ def test_declared_shapes_are_compared():
     model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 5]))
     with pytest.raises(FrontendError, match=r"'y' is declared with shape \[3, 5\], but node 'mm'"):
         import_model(model)
-    model.graph.value_info[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.INT64, [3, 2]))
+    model.graph.value_info[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.INT64, [3, 2])
+    )
     with pytest.raises(FrontendError, match="'y' is declared as i64"):
         import_model(model)
     # A dimension that is not declared fits any.
-    model.graph.value_info[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2]))
+    model.graph.value_info[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
+    )
     import_checked(model)
 
 
@@ -311,7 +308,9 @@ def test_evaluation_failure_is_a_sentence():
     with pytest.raises(FrontendError, match=r"node 'r' .* cannot be reshaped to \[7\]"):
         import_model(build(nodes, X34, ["y"], {"c": rand(3, 4), "bad": np.array([7])}))
     nodes = [node("Gather", ["c", "bad"], ["y"], name="g")]
-    with pytest.raises(FrontendError, match=r"node 'g' .* cannot be evaluated: index 7 is out of bounds"):
+    with pytest.raises(
+        FrontendError, match=r"node 'g' .* cannot be evaluated: index 7 is out of bounds"
+    ):
         import_model(build(nodes, X34, ["y"], {"c": rand(3, 4), "bad": np.array([7])}))
 
 
@@ -356,7 +355,9 @@ def test_if_with_a_known_condition(condition: bool):
 
 
 def test_if_at_run_time_is_refused():
-    with pytest.raises(UnsupportedNodes, match=r"'choice' \(If.*condition that is computed at run time"):
+    with pytest.raises(
+        UnsupportedNodes, match=r"'choice' \(If.*condition that is computed at run time"
+    ):
         import_model(if_model(None))
 
 
@@ -422,8 +423,21 @@ def test_all_unsupported_nodes_are_listed_at_once():
     assert "'fine'" not in text
 
 
+def test_outputs_beyond_those_supported_matter_only_when_read():
+    x = {"x": (np.float32, [1, 2, 6, 6])}
+    pool = node("MaxPool", ["x"], ["y", "where"], name="pool", kernel_shape=[2, 2])
+    import_checked(build([pool], x, ["y"]))
+    with pytest.raises(UnsupportedNodes, match=r"'pool' .*a use of"):
+        import_model(build([pool], x, ["y", "where"]))
+    with pytest.raises(UnsupportedNodes, match=r"'pool' .*a use of"):
+        import_model(build([pool, node("Identity", ["where"], ["z"])], x, ["z"]))
+
+
 def test_random_operators_are_not_folded():
-    nodes = [node("RandomNormal", [], ["r"], name="dice", shape=[3, 4]), node("Identity", ["r"], ["y"])]
+    nodes = [
+        node("RandomNormal", [], ["r"], name="dice", shape=[3, 4]),
+        node("Identity", ["r"], ["y"]),
+    ]
     with pytest.raises(UnsupportedNodes, match="'dice'"):
         import_model(build(nodes, X34, ["y"]))
 
@@ -433,7 +447,10 @@ def test_random_operators_are_not_folded():
     [
         (node("MatMul", ["x"], ["y"], name="n"), "lacks its input 1"),
         (node("MatMul", ["x", "x", "x"], ["y"], name="n"), "has 3 inputs; the operator takes 2"),
-        (node("Flatten", ["x"], ["y"], name="n", axis="one"), "'axis' is a string; expected an integer"),
+        (
+            node("Flatten", ["x"], ["y"], name="n", axis="one"),
+            "'axis' is a string; expected an integer",
+        ),
         (node("Cast", ["x"], ["y"], name="n"), "lacks its attribute 'to'"),
         (node("MatMul", ["x", "x"], ["y"], name="n"), "not valid"),
     ],
@@ -444,7 +461,10 @@ def test_malformed_nodes(bad: onnx.NodeProto, message: str):
 
 
 def test_every_op_is_located():
-    nodes = [node("MatMul", ["x", "w"], ["a"]), node("Gemm", ["a", "v", "b"], ["y"], name="g", alpha=2.0)]
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Gemm", ["a", "v", "b"], ["y"], name="g", alpha=2.0),
+    ]
     constants = {"w": rand(4, 20), "v": rand(20, 30), "b": rand(30)}
     module = import_checked(build(nodes, X34, ["y"], constants))
     for op in main_of(module).body.block.ops:

@@ -1,4 +1,4 @@
-"""Every form in which exporters write a constant dequantise becomes one `qmm.dequantize`, or is left to run time; never a float."""
+"""Every form in which exporters write a constant dequantise is one `qmm.dequantize`, or left to run time; never a float."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ def scales(*shape: int) -> Array:
 W8 = ints(np.int8, K, N)
 
 
-def model(nodes: Sequence[onnx.NodeProto], constants: dict[str, Any], **options: Any) -> onnx.ModelProto:
+def model(
+    nodes: Sequence[onnx.NodeProto], constants: dict[str, Any], **options: Any
+) -> onnx.ModelProto:
     """`nodes` make "w" of the constants; y = x @ w."""
-    return build([*nodes, node("MatMul", ["x", "w"], ["y"], name="mm")], X, ["y"], constants, **options)
+    return build(
+        [*nodes, node("MatMul", ["x", "w"], ["y"], name="mm")], X, ["y"], constants, **options
+    )
 
 
 def only_dequantize(module: Any, q: Array | None = None) -> qmm.DequantizeOp:
@@ -71,10 +75,13 @@ def only_dequantize(module: Any, q: Array | None = None) -> qmm.DequantizeOp:
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
 @pytest.mark.parametrize(
-    ("scale_shape", "axis"), [((), None), ((1,), None), ((K,), 0), ((N,), 1), ((N,), -1), ((K,), -2)]
+    ("scale_shape", "axis"),
+    [((), None), ((1,), None), ((K,), 0), ((N,), 1), ((N,), -1), ((K,), -2)],
 )
 @pytest.mark.parametrize("with_zero_point", [False, True])
-def test_dequantize_linear(dtype: Any, scale_shape: tuple[int, ...], axis: int | None, with_zero_point: bool):
+def test_dequantize_linear(
+    dtype: Any, scale_shape: tuple[int, ...], axis: int | None, with_zero_point: bool
+):
     q = ints(dtype, K, N)
     constants = {"q": q, "s": scales(*scale_shape)}
     if with_zero_point:
@@ -154,14 +161,19 @@ def test_wrong_parameters(constants: dict[str, Any], attrs: dict[str, int], mess
 
 def test_a_scale_that_is_computed_is_refused_with_a_reason():
     inputs = {**X, "s": (np.float32, [])}
-    nodes = [node("DequantizeLinear", ["q", "s"], ["w"], name="dq"), node("MatMul", ["x", "w"], ["y"])]
-    with pytest.raises(UnsupportedNodes, match="'dq'.* a scale of the constant 'q' that is computed"):
+    nodes = [
+        node("DequantizeLinear", ["q", "s"], ["w"], name="dq"),
+        node("MatMul", ["x", "w"], ["y"]),
+    ]
+    with pytest.raises(
+        UnsupportedNodes, match=r"'dq'.* a scale of the constant 'q' that is computed"
+    ):
         import_model(build(nodes, inputs, ["y"], {"q": W8}))
 
 
 def test_half_precision_output_is_refused():
     dq = node("DequantizeLinear", ["q", "s"], ["w"], name="dq")
-    with pytest.raises(UnsupportedNodes, match="'dq'.* found an output of f16"):
+    with pytest.raises(UnsupportedNodes, match=r"'dq'.* found an output of f16"):
         import_model(model([dq], {"q": W8, "s": np.float16(0.5)}))
 
 
@@ -197,7 +209,11 @@ def test_cast_sub_mul(dtype: Any, shape: tuple[int, ...], swap: bool):
     q = ints(dtype, K, N)
     zero_point = np.asarray(RNG.integers(-20 if dtype is np.int8 else 0, 100, shape), np.float32)
     factors = ["s", "d"] if swap else ["d", "s"]
-    nodes = [cast(), node("Sub", ["f", "z"], ["d"], name="sub"), node("Mul", factors, ["w"], name="mul")]
+    nodes = [
+        cast(),
+        node("Sub", ["f", "z"], ["d"], name="sub"),
+        node("Mul", factors, ["w"], name="mul"),
+    ]
     module = check(model(nodes, {"q": q, "z": zero_point, "s": scales(*shape)}), {"x": rand(3, K)})
     op = only_dequantize(module, q)
     assert op.quant.axis == {(N,): 1, (1, N): 1, (K, 1): 0}.get(shape)
@@ -217,7 +233,12 @@ def test_a_zero_point_per_tensor_beside_a_scale_per_axis():
 
 
 def test_a_zero_point_that_is_stored_and_cast_like_the_weight():
-    nodes = [cast(), cast("z8", "z"), node("Sub", ["f", "z"], ["d"]), node("Mul", ["d", "s"], ["w"])]
+    nodes = [
+        cast(),
+        cast("z8", "z"),
+        node("Sub", ["f", "z"], ["d"]),
+        node("Mul", ["d", "s"], ["w"]),
+    ]
     constants = {"q": W8, "z8": ints(np.int8, 1, N), "s": scales(1, N)}
     module = check(model(nodes, constants), {"x": rand(3, K)})
     assert only_dequantize(module, W8).quant.axis == 1
@@ -251,11 +272,15 @@ def test_sub_in_eight_bits_wraps_as_onnx_does():
     assert only_dequantize(module, np.full((K, N), 56, np.int8)).quant.is_symmetric
 
 
-@pytest.mark.parametrize("divisor", [np.float32([4.0]), np.exp2(RNG.integers(-9, 9, (1, N))).astype("f")])
+@pytest.mark.parametrize(
+    "divisor", [np.float32([4.0]), np.exp2(RNG.integers(-9, 9, (1, N))).astype("f")]
+)
 def test_division_by_powers_of_two(divisor: Array):
     nodes = [cast(), node("Div", ["f", "s"], ["w"])]
     module = check(model(nodes, {"q": W8, "s": divisor}), {"x": rand(3, K)})
-    np.testing.assert_array_equal(only_dequantize(module, W8).quant.scales.reshape(-1), 1 / divisor.reshape(-1))
+    np.testing.assert_array_equal(
+        only_dequantize(module, W8).quant.scales.reshape(-1), 1 / divisor.reshape(-1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,12 +292,29 @@ def test_division_by_powers_of_two(divisor: Array):
         ([node("Sub", ["f", "z"], ["w"])], {"z": np.float32(0.5)}),
         ([node("Sub", ["f", "z"], ["w"])], {"z": np.float32(300)}),
         ([node("Sub", ["z", "f"], ["w"])], {"z": np.float32(3)}),
-        ([node("Mul", ["f", "s"], ["m"]), node("Sub", ["m", "z"], ["w"])], {"s": scales(), "z": np.float32(3)}),
-        ([node("Mul", ["f", "s"], ["m"]), node("Mul", ["m", "t"], ["w"])], {"s": scales(), "t": scales(N)}),
+        (
+            [node("Mul", ["f", "s"], ["m"]), node("Sub", ["m", "z"], ["w"])],
+            {"s": scales(), "z": np.float32(3)},
+        ),
+        (
+            [node("Mul", ["f", "s"], ["m"]), node("Mul", ["m", "t"], ["w"])],
+            {"s": scales(), "t": scales(N)},
+        ),
     ],
-    ids=["div", "negative", "elementwise", "fraction", "large", "reversed", "late zero point", "two scales"],
+    ids=[
+        "div",
+        "negative",
+        "elementwise",
+        "fraction",
+        "large",
+        "reversed",
+        "late zero point",
+        "two scales",
+    ],
 )
-def test_other_arithmetic_runs_on_the_integers(nodes: list[onnx.NodeProto], constants: dict[str, Any]):
+def test_other_arithmetic_runs_on_the_integers(
+    nodes: list[onnx.NodeProto], constants: dict[str, Any]
+):
     module = check(model([cast(), *nodes], {"q": W8, **constants}), {"x": rand(3, K)})
     (op,) = ops_of(module, qmm.DequantizeOp)
     np.testing.assert_array_equal(weight_of(op), W8)
@@ -299,13 +341,25 @@ def test_transpose(where: str, per: str):
     s = scales(N, 1) if per == "row" else scales(1, K)
     transpose = {"perm": [1, 0]}
     if where == "before":
-        nodes = [node("Transpose", ["q"], ["t"], **transpose), cast("t"), node("Mul", ["f", "s"], ["w"])]
+        nodes = [
+            node("Transpose", ["q"], ["t"], **transpose),
+            cast("t"),
+            node("Mul", ["f", "s"], ["w"]),
+        ]
         s = np.ascontiguousarray(s.T)
     elif where == "between":
-        nodes = [cast(), node("Transpose", ["f"], ["t"], **transpose), node("Mul", ["t", "s"], ["w"])]
+        nodes = [
+            cast(),
+            node("Transpose", ["f"], ["t"], **transpose),
+            node("Mul", ["t", "s"], ["w"]),
+        ]
         s = np.ascontiguousarray(s.T)
     else:
-        nodes = [cast(), node("Mul", ["f", "s"], ["t"]), node("Transpose", ["t"], ["w"], **transpose)]
+        nodes = [
+            cast(),
+            node("Mul", ["f", "s"], ["t"]),
+            node("Transpose", ["t"], ["w"], **transpose),
+        ]
     module = check(model(nodes, {"q": q, "s": s}), {"x": rand(3, K)})
     op = only_dequantize(module, q)  # as stored: no second copy
     assert op.quant.axis == (0 if per == "row" else 1)
@@ -394,9 +448,13 @@ def test_groups_written_by_reshape_are_blocks(scale_shape: tuple[int, ...]):
 
 def test_a_reshape_that_breaks_the_axis_up_runs_on_the_dequantised_tensor():
     q = ints(np.int8, N, K)
-    nodes = [node("DequantizeLinear", ["q", "s"], ["a"], axis=1), node("Reshape", ["a", "shape"], ["w"])]
+    nodes = [
+        node("DequantizeLinear", ["q", "s"], ["a"], axis=1),
+        node("Reshape", ["a", "shape"], ["w"]),
+    ]
     op = only_dequantize(
-        check(model(nodes, {"q": q, "s": scales(K), "shape": np.array([K, N])}), {"x": rand(3, K)}), q
+        check(model(nodes, {"q": q, "s": scales(K), "shape": np.array([K, N])}), {"x": rand(3, K)}),
+        q,
     )
     assert op.quant.axis == 1
 
@@ -432,7 +490,13 @@ def test_slices_with_steps():
 
 
 def dequant(**attrs: Any) -> onnx.NodeProto:
-    return node("Dequant", ["q"], ["w"], name="dq", **{"scale": 0.25, "zero_point": 3.0, "bit_width": 8, "signed": 1, **attrs})
+    return node(
+        "Dequant",
+        ["q"],
+        ["w"],
+        name="dq",
+        **{"scale": 0.25, "zero_point": 3.0, "bit_width": 8, "signed": 1, **attrs},
+    )
 
 
 @pytest.mark.parametrize(
@@ -513,7 +577,13 @@ def test_float_weights_behind_a_fake_quantiser(clip: bool):
     if clip:
         nodes.append(node("Clip", ["a", "low", "high"], ["b"]))
     nodes.append(node("DequantizeLinear", ["b" if clip else "a", "s", "z"], ["w"], axis=1))
-    constants = {"w0": w, "s": scales(N), "z": np.zeros(N, np.int8), "low": np.int8(-7), "high": np.int8(7)}
+    constants = {
+        "w0": w,
+        "s": scales(N),
+        "z": np.zeros(N, np.int8),
+        "low": np.int8(-7),
+        "high": np.int8(7),
+    }
     op = only_dequantize(check(model(nodes, constants), {"x": rand(3, K)}))
     q = np.clip(np.rint(w / constants["s"]), -128, 127)
     np.testing.assert_array_equal(weight_of(op), np.clip(q, -7, 7) if clip else q)
@@ -537,7 +607,9 @@ def test_one_constant_dequantised_in_two_ways_is_stored_once():
         node("MatMul", ["x", "w"], ["y"]),
         node("MatMul", ["x", "v"], ["z"]),
     ]
-    module = check(build(nodes, X, ["y", "z"], {"q": W8, "s": scales(), "t": scales()}), {"x": rand(3, K)})
+    module = check(
+        build(nodes, X, ["y", "z"], {"q": W8, "s": scales(), "t": scales()}), {"x": rand(3, K)}
+    )
     first, second = ops_of(module, qmm.DequantizeOp)
     assert first.q is second.q
 
@@ -564,13 +636,54 @@ def test_quantised_activations_per_axis():
 
 def test_parameters_of_run_time():
     inputs = {**X, "s": (np.float32, [1]), "z": (np.int8, [])}
-    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
     feeds = {"x": rand(3, K), "s": np.float32([0.02]), "z": np.int8(-5)}
     module = import_checked(build(nodes, inputs, ["q", "y"]))
     got = run(module, list(feeds.values()))
     want = np.clip(np.rint(feeds["x"] / feeds["s"]) - 5, -128, 127)
     np.testing.assert_array_equal(got[0], want)
     np.testing.assert_allclose(got[1], (want + 5) * feeds["s"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale_shape", "attrs"),
+    [
+        ((2, 3, 4, 5), (3,), {"axis": 1}),
+        ((2, 3, 4), (4,), {"axis": -1}),
+        ((2, 3), (2,), {"axis": 0}),
+        ((6, 4), (2, 4), {"axis": 0, "block_size": 3}),
+        ((2, 8, 3), (2, 4, 3), {"axis": 1, "block_size": 2}),
+        ((3, 8), (3, 2), {"axis": 1, "block_size": 4}),
+    ],
+)
+def test_parameters_of_run_time_per_axis_and_block(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...], attrs: dict[str, int]
+):
+    inputs = {
+        "x": (np.float32, shape),
+        "s": (np.float32, scale_shape),
+        "z": (np.uint8, scale_shape),
+    }
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"], **attrs),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"], **attrs),
+    ]
+    feeds = {"x": rand(*shape), "s": scales(*scale_shape), "z": ints(np.uint8, *scale_shape)}
+    module = import_checked(build(nodes, inputs, ["q", "y"]))
+    got = run(module, list(feeds.values()))
+    axis, block = attrs["axis"], attrs.get("block_size")
+    if block is None:
+        view = [-1 if d == axis % len(shape) else 1 for d in range(len(shape))]
+        s, z = feeds["s"].reshape(view), feeds["z"].reshape(view)
+    else:
+        s, z = np.repeat(feeds["s"], block, axis), np.repeat(feeds["z"], block, axis)
+    want = np.clip(np.rint(feeds["x"] / s) + z, 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(got[0], want)
+    np.testing.assert_array_equal(got[1], (want.astype(np.int32) - z).astype(np.float32) * s)
+    assert len(ops_of(module, qmm.QuantizeOp)) == len(ops_of(module, qmm.DequantizeOp)) == 1
 
 
 # All forms at once

@@ -26,6 +26,26 @@ def matmul_model() -> onnx.ModelProto:
     return build([node("MatMul", ["x", "w"], ["y"], name="mm")], X, ["y"], {"w": w})
 
 
+def conv_model() -> onnx.ModelProto:
+    """A quantised convolution with a folded shape computation."""
+    nodes = [
+        node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0),
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 1]),
+        node("Shape", ["c"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"]),
+        node("Concat", ["n", "rest"], ["target"], axis=0),
+        node("Reshape", ["c", "target"], ["y"]),
+    ]
+    constants = {
+        "q": np.arange(54, dtype=np.int8).reshape(3, 2, 3, 3),
+        "s": np.float32([0.5, 0.25, 1]),
+        "z": np.int8([1, 2, 3]),
+        "zero": np.array([0]),
+        "rest": np.array([-1]),
+    }
+    return build(nodes, {"x": (np.float32, [1, 2, 6, 5])}, ["y"], constants)
+
+
 def test_file_bytes_and_proto_give_the_same_module(tmp_path: Path):
     model = matmul_model()
     path = tmp_path / "m.onnx"
@@ -52,6 +72,36 @@ def test_not_a_model(raw: bytes, message: str, tmp_path: Path):
     with pytest.raises(FrontendError, match=message) as error:
         import_model(path)
     assert "net.onnx" in str(error.value)
+
+
+def test_names_that_are_not_text():
+    raw = matmul_model().SerializeToString().replace(b"MatMul", b"Mat\xfful")
+    with pytest.raises(FrontendError, match="is not UTF-8"):
+        import_model(raw)
+
+
+def test_damaged_files_get_a_sentence():
+    """Bytes of real models changed, removed and added at random: an import, or a `FrontendError`."""
+    raw = bytes(conv_model().SerializeToString())
+    rng = np.random.default_rng(0)
+    outcomes = {True: 0, False: 0}
+    for _ in range(400):
+        damaged = bytearray(raw)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(damaged)))
+            kind = rng.random()
+            if kind < 0.6:
+                damaged[at] = rng.integers(256)
+            elif kind < 0.8:
+                del damaged[at : at + int(rng.integers(1, 8))]
+            else:
+                damaged[at:at] = rng.bytes(3)
+        try:
+            import_model(bytes(damaged)).verify()
+            outcomes[True] += 1
+        except FrontendError:
+            outcomes[False] += 1
+    assert min(outcomes.values()) > 5, outcomes  # both happen
 
 
 def test_missing_file(tmp_path: Path):
@@ -138,7 +188,10 @@ def test_half_precision_is_refused_by_name():
 
 def test_half_precision_constants_may_be_cast():
     w = np.linspace(-2, 2, 12, dtype=np.float16).reshape(3, 4)
-    nodes = [node("Cast", ["w"], ["w32"], to=TensorProto.FLOAT), node("MatMul", ["x", "w32"], ["y"])]
+    nodes = [
+        node("Cast", ["w"], ["w32"], to=TensorProto.FLOAT),
+        node("MatMul", ["x", "w32"], ["y"]),
+    ]
     module = import_checked(build(nodes, X, ["y"], {"w": w}))
     assert "f16" not in str(module)
 

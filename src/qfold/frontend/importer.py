@@ -8,7 +8,7 @@ What is left is collected and reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, cast
@@ -23,7 +23,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from qfold.frontend import folding, raising, registry, schema
 from qfold.frontend.errors import FrontendError, NodeRef, Unsupported
-from qfold.frontend.graph import display_name, ordered_nodes
+from qfold.frontend.graph import display_name, node_reads, ordered_nodes
 from qfold.frontend.materialize import Materializer
 from qfold.frontend.ops import load_importers
 from qfold.frontend.reader import LoadedModel
@@ -39,8 +39,12 @@ from qfold.ir.builder import TensorBuilder
 from qfold.ir.locations import name_location
 
 
+@dataclass(frozen=True)
 class Poison:
-    """Stands for the outputs of a node that could not be imported, so that the walk can go on and find the others."""
+    """Stands for what could not be imported, so that the walk can go on and find the rest of it."""
+
+    if_read: Unsupported | None = None
+    """What to report if anything reads this; None: it was reported."""
 
 
 POISON = Poison()
@@ -61,6 +65,7 @@ class NodeContext:
     ref: NodeRef
     directory: Path | None
     _materializer: Materializer
+    _read: Container[str]
     _attributes: dict[str, AttributeProto] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +93,8 @@ class NodeContext:
         return len(self.node.output)
 
     def uses_output(self, index: int) -> bool:
-        """Whether output `index` has a name, so that it may be read."""
-        return index < len(self.node.output) and bool(self.node.output[index])
+        """Whether anything reads output `index`: a node that the graph's outputs need, or an output itself."""
+        return index < len(self.node.output) and self.node.output[index] in self._read
 
     def lattice(self, index: int) -> Value:
         """Input `index` as the frontend holds it: constant, quantised constant, or SSA value."""
@@ -170,6 +175,8 @@ class Scope:
     """Not decoded yet."""
     functions: tuple[tuple[str, str], ...] = ()
     """The functions that are being expanded."""
+    read: set[str] = field(default_factory=lambda: set[str]())
+    """The names that needed nodes and outputs read."""
 
     def names(self) -> set[str]:
         outer = self.parent.names() if self.parent else set[str]()
@@ -215,9 +222,22 @@ class GraphImporter:
                 scope.initializers[tensor.name] = tensor
         declared = {v.name: v for v in (*graph.output, *graph.value_info)}
         outer = scope.names()
-        for index, node in ordered_nodes(graph, outer):
+        order = ordered_nodes(graph, outer)
+        scope.read = {n for _, node in order for n in node_reads(node)}
+        scope.read.update(o.name for o in graph.output)
+        for index, node in order:
             self.run_node(node, index, scope, declared)
-        return [self.lookup(scope, o.name) for o in graph.output]
+        outputs = [self.lookup(scope, o.name) for o in graph.output]
+        self.report_read(outputs)
+        return outputs
+
+    def report_read(self, slots: Sequence[Slot | None]) -> bool:
+        """Whether a slot is missing; reports those that are missed only when read."""
+        missing = [s for s in slots if isinstance(s, Poison)]
+        for slot in missing:
+            if slot.if_read is not None and slot.if_read not in self.reasons:
+                self.reasons.append(slot.if_read)
+        return bool(missing)
 
     def run_node(
         self, node: NodeProto, index: int, scope: Scope, declared: Mapping[str, ValueInfoProto]
@@ -229,7 +249,7 @@ class GraphImporter:
         slots = [self.lookup(scope, n) if n else None for n in node.input]
         results: Sequence[Slot]
         try:
-            if any(isinstance(s, Poison) for s in slots):
+            if self.report_read(slots):
                 self.check_supported(node, ref)
                 results = [POISON] * len(node.output)
             else:
@@ -246,10 +266,8 @@ class GraphImporter:
                 scope.values[output] = result
         for output in node.output[len(results) :]:
             if output:
-                self.reasons.append(
-                    Unsupported(ref, f"a use of its output '{output}'", f"its first {len(results)}")
-                )
-                scope.values[output] = POISON
+                why = Unsupported(ref, f"a use of its output '{output}'", f"its first {len(results)}")
+                scope.values[output] = Poison(if_read=why)
 
     def import_node(
         self, node: NodeProto, ref: NodeRef, inputs: list[Value | None], scope: Scope
@@ -267,6 +285,7 @@ class GraphImporter:
             ref,
             self.model.directory,
             self.materializer,
+            scope.read,
         )
         raised = raising.raise_node(ctx)
         if raised is not None:

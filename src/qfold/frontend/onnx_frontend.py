@@ -48,13 +48,16 @@ class OnnxFrontend(Frontend):
     dim: tuple[str | int, ...] | str = ()
     freeze_initializers: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, str):
+            object.__setattr__(self, "dim", (self.dim,))
+
     def parse(self, ctx: Context, input: IO[bytes], input_name: str = "input") -> ModuleOp:
         """The module of `import_model`; its dialects need not be registered in `ctx`."""
-        entries = (self.dim,) if isinstance(self.dim, str) else self.dim
         path = Path(input_name)
         return import_model(
             input.read(),
-            parse_dims(entries),
+            parse_dims(self.dim),
             directory=path.parent if path.is_file() else None,
             name=input_name,
             freeze_initializers=self.freeze_initializers,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from qfold.frontend.errors import FrontendError
+from qfold.frontend.graph import subgraphs
 from qfold.frontend.registry import canonical_domain
 
 OLDEST_OPSET = 7
@@ -56,6 +57,39 @@ def _parse(raw: bytes, name: str) -> ModelProto:
     return model
 
 
+def _texts(graph: GraphProto) -> Iterator[object]:
+    """Every name in a graph and the graphs inside it."""
+    yield graph.name
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        for dimension in value.type.tensor_type.shape.dim:
+            yield dimension.dim_param
+    for tensor in graph.initializer:
+        yield tensor.name
+    yield from _node_texts(graph.node)
+
+
+def _node_texts(nodes: Iterable[NodeProto]) -> Iterator[object]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            yield attribute.ref_attr_name
+        for inner in subgraphs(node):
+            yield from _texts(inner)
+
+
+def _check_texts(model: ModelProto, name: str) -> None:
+    """protobuf hands a name that is not UTF-8 out as bytes: refuse it here rather than meet it everywhere."""
+    texts = [*_texts(model.graph), *(o.domain for o in model.opset_import)]
+    for function in model.functions:
+        texts += [function.name, function.domain, *function.input, *function.output]
+        texts += _node_texts(function.node)
+    for text in texts:
+        if isinstance(text, bytes):
+            raise FrontendError(f"{name} is not a valid ONNX model: the name {text!r} is not UTF-8")
+
+
 def load_model(
     source: ModelSource, *, directory: Path | None = None, name: str | None = None
 ) -> LoadedModel:
@@ -82,6 +116,7 @@ def load_model(
         raise FrontendError(f"{name} is not an ONNX model: it holds no graph")
     if not model.graph.output:
         raise FrontendError(f"{name} has a graph without outputs: there is nothing to compile")
+    _check_texts(model, name)
     opsets = merge_opsets(model)
     newest = onnx.defs.onnx_opset_version()
     version = opsets.get("")

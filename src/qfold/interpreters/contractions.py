@@ -191,7 +191,7 @@ def dequant_conv(
 ) -> Value:
     """`conv(x, dequantize(W))`; hoisted, `scale * (conv(x, W) - zp * sums)` with `sums` [N, groups, out...]."""
     if not hoisted:
-        return as_image(conv(domain, x, w.real(domain), window, 1), x, window)
+        return as_image(conv(domain, x, w.real(domain), window, w.blocks + 1), x, window)
     total = conv(domain, x, w.integers(domain), window, _FACTORED)
 
     def per_filter(parameters: Array) -> Array:

@@ -208,6 +208,14 @@ class TensorBuilder(_Inserter):
             raise ValueError(f"{list(source)} cannot be reshaped to {list(target)}")
         if 0 in source:
             return self.empty(target, element_type(x))
+        if not source:
+            # xDSL's verifier knows no expand_shape of a scalar.
+            return self.broadcast_to(x, target)
+        if not target:
+            # Nor a collapse_shape to one.
+            first = AffineMap(0, 0, tuple(AffineExpr.constant(0) for _ in source))
+            empty = self.empty((), element_type(x))
+            return self.generic([(x, first)], empty, AffineMap.identity(0), [], lambda b, e, _: e[0])
         for wide, narrow, expand in ((source, target, False), (target, source, True)):
             groups = reassociation(wide, narrow)
             if groups is not None:

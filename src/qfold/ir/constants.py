@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from qfold.dialects import qmm
 from qfold.dialects.element_types import (
     bit_width,
     element_type_of,
+    is_unsigned,
     numpy_dtype,
     pack,
     signless,
-    unpack,
 )
 from qfold.dialects.qmm import WeightAttr
 
@@ -65,8 +66,9 @@ def constant_array(value: SSAValue) -> npt.NDArray[Any] | None:
 def _dense_array(dense: DenseIntOrFPElementsAttr) -> npt.NDArray[Any]:
     element_type = dense.get_element_type()
     shape = tuple(dense.type.get_shape())
-    raw = dense.data.data
-    if dense.is_splat():
-        one = raw[: max(1, numpy_dtype(element_type).itemsize)]
-        return np.broadcast_to(unpack(one, element_type, ()), shape)
-    return unpack(raw, element_type, shape)
+    values = np.frombuffer(dense.data.data, numpy_dtype(element_type).newbyteorder("<"))
+    if bit_width(element_type) == 4:
+        # xDSL and MLIR keep a byte for each, whose high half they do not look at.
+        nibbles = values.view(np.uint8) & 0xF
+        values = nibbles if is_unsigned(element_type) else (nibbles ^ 8).view(np.int8) - np.int8(8)
+    return values.reshape(shape) if values.size == prod(shape) else np.broadcast_to(values, shape)

@@ -28,12 +28,14 @@ from xdsl.ir.affine import (
     AffineMap,
 )
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.traits import ConstantLike
 
 from qfold.dialects.contraction import SEGMENTS, shape_of
 from qfold.dialects.element_types import signless
 from qfold.ir.builder import ScalarBuilder, element_type
 from qfold.ir.constants import constant_array
 from qfold.ir.generics import (
+    add_location,
     erase_dead,
     indexing_maps,
     is_parallel,
@@ -252,6 +254,8 @@ def inline_single_values(op: linalg.GenericOp) -> bool:
         source = inputs[index][0].owner
         set_inputs(op, rest)
         if isinstance(source, Operation):
+            if not source.has_trait(ConstantLike):
+                add_location(op, source)
             erase_dead([source])
         changed = True
     return changed

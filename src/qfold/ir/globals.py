@@ -1,9 +1,8 @@
-"""`memref.global`s that hold constants. xDSL's verifier takes no custom attribute as an initial value, so the bytes sit beside it."""
+"""`memref.global`s that hold constants: xDSL takes no custom attribute as an initial value, so the bytes sit beside it."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import cast
 
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import IntegerAttr, MemRefType, StringAttr, UnitAttr, i64
@@ -42,7 +41,7 @@ def global_weight(op: memref.GlobalOp) -> WeightAttr:
     weight = op.attributes.get(WEIGHT)
     if not isinstance(weight, WeightAttr):
         raise VerifyException(f"global @{op.sym_name.data} has no {WEIGHT}")
-    type_ = cast(MemRefType, op.type)
+    type_ = op.type
     if weight.element_type != type_.element_type or weight.shape != type_.get_shape():
         raise VerifyException(
             f"global @{op.sym_name.data} is {type_}, but its contents are {weight.type}"

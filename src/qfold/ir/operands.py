@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from xdsl.ir import Operation, SSAValue
@@ -15,6 +16,8 @@ def named_operands(op: Operation) -> list[tuple[str, SSAValue]]:
         group = getattr(op, name)
         if group is None:
             continue
-        values = (group,) if isinstance(group, SSAValue) else tuple(group)
-        names += [(name, v) for v in values]
+        if isinstance(group, SSAValue):
+            names.append((name, cast(SSAValue, group)))
+        else:
+            names += [(name, v) for v in cast(Sequence[SSAValue], group)]
     return names

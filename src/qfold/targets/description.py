@@ -31,8 +31,8 @@ class Kernel:
     op: str
     """The op that it implements: `qkernel.matmul` ..., or one of `linalg.generic`, `linalg.fill`, `memref.copy`."""
     operands: Mapping[str, frozenset[str]] | None = None
-    """Every operand that the kernel knows -> the element types it may have. An op with an operand that is not here is not for this
-    kernel. None: the kernel is printed from the op itself, and has the op's types (never for a contraction)."""
+    """Every operand that the kernel knows -> the element types it may have. An op with an operand that is not here is not
+    for this kernel. None: the kernel is printed from the op itself, and has the op's types (never for a contraction)."""
     strided: frozenset[str] = frozenset()
     """Operands that may have any static strides. All others are dense and row-major, from any offset."""
 

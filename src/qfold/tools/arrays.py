@@ -116,8 +116,8 @@ def match_arrays(
     """The array for each spec, of its dtype and shape, in the order of `specs`.
 
     By name; by position when every key is numbered (`arr_0`, `input_0`; more arrays than specs are left unread), or, with
-    `by_position`, when no key is a name and the counts agree. Specs without an array take that of `defaults`. `ToolError` lists what
-    is expected beside what is wrong.
+    `by_position`, when no key is a name and the counts agree. Specs without an array take that of `defaults`. `ToolError` lists
+    what is expected beside what is wrong.
     """
     names = [s.name for s in specs]
     known = defaults or {}
@@ -211,8 +211,8 @@ def _extracted_from(op: Any, operand: int, pending: list[SSAValue]) -> Iterator[
 def random_inputs(module: ModuleOp, seed: int = 0) -> dict[str, Array]:
     """Inputs for a tensor-level module, the same for the same seed.
 
-    Floats are standard normal. Integers that index a table stay within it. Other integers of up to 16 bits take their whole range; wider
-    ones are masks and counts more often than not: 0 or 1, with a 1 first along the last dimension.
+    Floats are standard normal. Integers that index a table stay within it. Other integers of up to 16 bits take their whole range;
+    wider ones are masks and counts more often than not: 0 or 1, with a 1 first along the last dimension.
     """
     generator = np.random.default_rng(seed)
     arguments: Sequence[BlockArgument] = main_function(module).body.block.args

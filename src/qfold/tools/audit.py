@@ -6,18 +6,21 @@ Nothing here trusts the generated C: symbols, calls and types come from the obje
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
+from qfold.backend.c.program import Kernel
 from qfold.dialects.qmm import QuantAttr, WeightAttr
-from qfold.ir.globals import global_weight
+from qfold.targets import Kernel as TableRow
+from qfold.targets import Target
 from qfold.tools.elf import ObjectFile
-from qfold.tools.manifest import Dispatch, dispatches, globals_of
+from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.report import float_copies
+from qfold.transforms.qmm_select_kernels import memref_operands, refuses
 
 ENTRY = "net_run"
 
@@ -48,50 +51,54 @@ class Objects:
 
 
 def audit(
-    module: ModuleOp, quantized: Sequence[tuple[WeightAttr, QuantAttr]], objects: Objects
+    module: ModuleOp,
+    quantized: Sequence[tuple[WeightAttr, QuantAttr]],
+    objects: Objects,
+    target: Target,
 ) -> list[AuditResult]:
-    """All checks of one build of a kernel-level module, whose quantised weights are `quantized`."""
-    calls = dispatches(module)
+    """All checks of one build of a kernel-level module for `target`, whose quantised weights are `quantized`."""
+    program = program_of(module)
+    calls = manifest(program)
+    constants = {w.symbol: w.weight for w in program.weights}
     with (
         ObjectFile(objects.network) as network,
         ObjectFile(objects.kernels) as kernels,
         ObjectFile(objects.weights) as weights,
     ):
         return [
-            _check_kernels(calls),
+            check_kernels(program.kernels, target),
             _check_calls(calls, network, kernels),
             _check_types(calls, kernels),
-            _check_weights(module, weights),
-            _check_float_copies(module, quantized, weights, (network, kernels)),
-            _check_libraries((network, kernels, weights), set(globals_of(module))),
+            _check_weights(constants, weights),
+            _check_float_copies(constants, quantized, weights, (network, kernels)),
+            _check_libraries((network, kernels, weights), set(constants)),
         ]
 
 
-def _check_kernels(calls: Sequence[Dispatch]) -> AuditResult:
+def check_kernels(kernels: Sequence[Kernel], target: Target) -> AuditResult:
     """`qmm.kernel` names a row of the table whose types are those of the op: what selection decides is decided again here."""
-    from qfold.targets import HOST
-    from qfold.transforms.qmm_select_kernels import memref_operands, refuses
-
-    rows = {k.name: [r for r in HOST.kernels if r.name == k.name] for k in HOST.kernels}
+    rows: dict[str, list[TableRow]] = {}
+    for row in target.kernels:
+        rows.setdefault(row.name, []).append(row)
     problems: list[str] = []
-    for call in calls:
-        candidates = rows.get(call.kernel, [])
+    for kernel in kernels:
+        candidates = rows.get(kernel.kernel, [])
         if not candidates:
-            problems.append(f"{call.symbol}: the target has no kernel {call.kernel!r}")
+            problems.append(f"{kernel.symbol}: the target has no kernel {kernel.kernel!r}")
             continue
-        refusals = [refuses(row, call.op, memref_operands(call.op)) for row in candidates]
+        refusals = [refuses(row, kernel.op, memref_operands(kernel.op)) for row in candidates]
         if all(refusals):
             problems.append(
-                f"{call.symbol} is assigned to kernel {call.kernel!r}, which was not written for it: {refusals[0]}"
+                f"{kernel.symbol} is assigned to kernel {kernel.kernel!r}, which was not written for it: {refusals[0]}"
             )
     return AuditResult(
         "kernels were written for their operand types",
-        tuple(dict.fromkeys(problems)),
-        f"{len({c.symbol for c in calls})} kernel functions",
+        tuple(problems),
+        f"{len(kernels)} kernel functions",
     )
 
 
-def _check_calls(calls: Sequence[Dispatch], network: ObjectFile, kernels: ObjectFile) -> AuditResult:
+def _check_calls(calls: Sequence[KernelRecord], network: ObjectFile, kernels: ObjectFile) -> AuditResult:
     expected = [c.symbol for c in calls]
     found = [name for name in network.calls(ENTRY) if name not in ALLOWED_UNDEFINED]
     problems = [
@@ -117,7 +124,7 @@ def _unqualified(c_type: str) -> str:
     return c_type.replace("const", "").replace(" ", "")
 
 
-def _check_types(calls: Sequence[Dispatch], kernels: ObjectFile) -> AuditResult:
+def _check_types(calls: Sequence[KernelRecord], kernels: ObjectFile) -> AuditResult:
     problems: list[str] = []
     functions = {c.symbol: c for c in calls}
     for symbol, call in functions.items():
@@ -133,12 +140,10 @@ def _check_types(calls: Sequence[Dispatch], kernels: ObjectFile) -> AuditResult:
     )
 
 
-def _check_weights(module: ModuleOp, weights: ObjectFile) -> AuditResult:
+def _check_weights(constants: Mapping[str, WeightAttr], weights: ObjectFile) -> AuditResult:
     problems: list[str] = []
-    constants = globals_of(module)
     total = 0
-    for symbol, op in constants.items():
-        weight = global_weight(op)
+    for symbol, weight in constants.items():
         total += weight.nbytes
         defined = weights.defined.get(symbol)
         if defined is None:
@@ -155,12 +160,11 @@ def _check_weights(module: ModuleOp, weights: ObjectFile) -> AuditResult:
 
 
 def _check_float_copies(
-    module: ModuleOp,
+    constants: Mapping[str, WeightAttr],
     quantized: Sequence[tuple[WeightAttr, QuantAttr]],
     weights: ObjectFile,
     others: Sequence[ObjectFile],
 ) -> AuditResult:
-    constants = {s: global_weight(op) for s, op in globals_of(module).items()}
     copies = set(float_copies(quantized, [*constants.values()]))
     problems = [
         f"{symbol} is a float copy of a quantised weight"

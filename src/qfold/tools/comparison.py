@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import MemRefType, ModuleOp
+from xdsl.ir import Attribute
 
-from qfold.dialects.element_types import is_float
+from qfold.backend.c.program import Dispatch
+from qfold.backend.run import DispatchTrace
+from qfold.dialects.element_types import is_float, numpy_dtype
 from qfold.interpreters import Bounded, run, run_function
 from qfold.tools.arrays import Array, TensorSpec
-from qfold.tools.manifest import Dispatch
+from qfold.tools.manifest import KernelRecord
 
 FACTOR = 8.0
 """How many times the float32 reference's own deviation from float64 an output may be off: `c` of docs/numerics.md."""
@@ -30,7 +33,8 @@ class DispatchResult:
     ordinal: int
     symbol: str
     nodes: tuple[str, ...]
-    role: str
+    operand: str
+    """Which operand the worst element is of."""
     error: float
     """Distance from float64 on the dispatch's own inputs."""
     bound: float
@@ -96,34 +100,41 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def check_dispatch(
-    module: ModuleOp, dispatch: Dispatch, before: Sequence[Array], after: Sequence[Array]
+    module: ModuleOp, dispatch: Dispatch, record: KernelRecord, trace: DispatchTrace
 ) -> DispatchResult:
-    """The dispatch's function run in `bounded` on what its arguments held before, compared with what they held after.
-
-    All arguments are compared, so that a kernel that writes to what it should only read is found too.
-    """
-    expected = run_function(module, dispatch.function, before, "bounded")
+    """The dispatch's function run in `bounded` on what its arguments held before, compared with what they held after."""
+    function = dispatch.kernel.function
+    arguments = [
+        _unwritten(place.type) if held is None else held
+        for place, held in zip(dispatch.operands, trace.before, strict=True)
+    ]
+    expected = run_function(module, function.sym_name.data, arguments, "bounded")
     worst: tuple[float, float, float, str] = (-1.0, 0.0, 0.0, "")
     failures = 0
-    for operand, value, actual in zip(dispatch.operands, expected, after, strict=True):
-        assert isinstance(value, Bounded)
-        if not value.size:
+    for operand, value, actual in zip(record.operands, expected, trace.after, strict=True):
+        if actual is None or not actual.size:
             continue
+        assert isinstance(value, Bounded)
         failures += int(np.count_nonzero(~value.contains(actual)))
         ratio, error, bound = _worst(value, actual)
         if ratio > worst[0] or (ratio == worst[0] and bound > worst[2]):
-            worst = (ratio, error, bound, operand.role)
-    ratio, error, bound, role = worst
+            worst = (ratio, error, bound, operand.name)
+    ratio, error, bound, name = worst
     return DispatchResult(
         dispatch.ordinal,
-        dispatch.symbol,
+        dispatch.kernel.symbol,
         dispatch.nodes,
-        role,
+        name,
         error,
         bound,
         max(ratio, 0.0),
         failures,
     )
+
+
+def _unwritten(type_: MemRefType[Attribute]) -> Array:
+    """What an argument that is only written holds before: anything."""
+    return np.zeros(type_.get_shape(), numpy_dtype(type_.get_element_type()))
 
 
 def _worst(value: Bounded, actual: Array) -> tuple[float, float, float]:
@@ -157,8 +168,8 @@ def check_outputs(
 ) -> list[OutputResult]:
     """Each output against the float64 run of `reference`, the tensor-level module as it was imported.
 
-    A golden value that is itself the result of float arithmetic is as far from float64 as an output may be, so that the two may be
-    twice as far from each other.
+    A golden value that is itself the result of float arithmetic is as far from float64 as an output may be, so that the two may
+    be twice as far from each other.
     """
     arguments = list(inputs.values())
     exact = run(reference, arguments, domain="exact")

@@ -79,9 +79,10 @@ class ObjectFile:
     @cached_property
     def _table(self) -> list[Symbol]:
         sections: Any = self._elf.iter_sections()
-        table: Any = next(s for s in sections if isinstance(s, SymbolTableSection))
+        tables: list[Any] = [s for s in sections if isinstance(s, SymbolTableSection)]
         symbols: list[Symbol] = []
-        for entry in table.iter_symbols():
+        # An object without a symbol has no table.
+        for entry in (e for table in tables for e in table.iter_symbols()):
             section = entry["st_shndx"]
             symbols.append(
                 Symbol(

@@ -7,6 +7,9 @@ import os
 
 from xdsl.utils.exceptions import DiagnosticException, ParseError
 
+from qfold.backend.build import BuildError
+from qfold.backend.run import RunError
+
 EXIT_GOOD, EXIT_CHECK_FAILED, EXIT_BAD_INPUT = 0, 1, 2
 
 TRACEBACK_VARIABLE = "QFOLD_TRACEBACK"
@@ -30,7 +33,7 @@ def user_sentence(error: BaseException) -> str | None:
     """What to tell the user about an error that their input can cause; None for an internal error."""
     if isinstance(error, OSError):
         return os_error_sentence(error)
-    if isinstance(error, ToolError | DiagnosticException | ParseError):
+    if isinstance(error, ToolError | DiagnosticException | ParseError | BuildError | RunError):
         notes = getattr(error, "__notes__", [])
         return "\n".join([str(error).strip(), *notes])
     if isinstance(error, MemoryError):

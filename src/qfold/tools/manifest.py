@@ -1,64 +1,106 @@
-"""The dispatches of a kernel-level module: which function is called in which order, with operands of which types, from where."""
+"""Which kernel runs for which ONNX node, on operands of which types: read off the kernel level, before any C exists."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import Any
 
-from xdsl.dialects import memref
+from xdsl.dialects import linalg
 from xdsl.dialects.builtin import MemRefType, ModuleOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation
 
 from qfold.backend.c.kernels import parameters
-from qfold.backend.c.program import Arena, NotLevel3, Place, Port, Program
-from qfold.backend.c.program import Dispatch as ProgramDispatch
+from qfold.backend.c.loops import loop_extents
+from qfold.backend.c.program import Dispatch, NotLevel3, Program, WeightData
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import shape_of, window_of
-from qfold.ir.operands import named_operands
+from qfold.dialects.contraction import ints, shape_of, window_of
 from qfold.tools.errors import ToolError
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One argument of a dispatch."""
+    """One operand of a dispatch."""
 
-    role: str
-    """What the kernel takes it for: `a`, `w`, `scale` ..., or its position."""
-    type: MemRefType[Attribute]
-    source: str
-    """`input`, `output`, `weight` or `activation`."""
-    name: str | None
-    """The ONNX name of an input or output, the symbol of a weight."""
+    name: str
+    """The parameter of the C function."""
+    ir_type: str
+    """The memref type, such as `memref<8x3xi8, 2 : i64>`."""
     c_type: str
-    """The C type of the parameter."""
+    """The parameter's type, such as `const int8_t *`."""
+    written: bool
+    constant: str | None
+    """Symbol of the constant that it reads, or None."""
 
 
 @dataclass(frozen=True)
-class Dispatch:
-    """One call of a kernel function."""
+class KernelRecord:
+    """One dispatch: what network.c calls."""
 
     ordinal: int
-    function: str
-    """The symbol in the IR."""
     symbol: str
-    """The symbol in C."""
+    """The C function."""
     kernel: str
-    """The row of the target's kernel table."""
-    op: Operation
-    """What the function computes."""
+    """Its name in the target's kernel table."""
+    op: str
+    """The IR op that it is the body of, such as `qkernel.dequant_matmul`."""
     nodes: tuple[str, ...]
-    """The ONNX nodes that it stands for."""
+    """ONNX nodes."""
     operands: tuple[Operand, ...]
+    macs: int
+    """Multiply-accumulates of a contraction (padding counted), additions of a window sum, 0 for loops."""
+    iterations: int
+    """Size of the iteration space."""
+    weight_bytes: int
+    """Bytes of constants that it reads."""
 
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of a contraction, 0 for anything else."""
-        return multiply_accumulates(self.op)
+
+def program_of(module: ModuleOp) -> Program:
+    """The module as the printer sees it. `ToolError` when it is not at the kernel level."""
+    try:
+        return Program.of(module)
+    except NotLevel3 as error:
+        raise ToolError(f"the module is not at the kernel level: {error}") from error
 
 
-def multiply_accumulates(op: Operation) -> int:
-    """Products that a `qkernel` op adds up: M * N * K per batch, or outputs * kernel taps * channels of a group."""
+def manifest(program: Program) -> list[KernelRecord]:
+    """A record per dispatch, in order."""
+    return [_record(d) for d in program.dispatches]
+
+
+def _record(dispatch: Dispatch) -> KernelRecord:
+    kernel = dispatch.kernel
+    op = kernel.op
+    operands: list[Operand] = []
+    for parameter, place in zip(parameters(kernel), dispatch.operands, strict=True):
+        root = place.root
+        operands.append(
+            Operand(
+                parameter.buffer.name,
+                str(parameter.buffer.type),
+                parameter.c_type,
+                parameter.written,
+                root.symbol if isinstance(root, WeightData) else None,
+            )
+        )
+    weights = {p.root.symbol: p.root for p in dispatch.operands if isinstance(p.root, WeightData)}
+    iterations = iteration_count(op)
+    contraction = isinstance(op, qkernel.CONTRACTIONS)
+    return KernelRecord(
+        dispatch.ordinal,
+        kernel.symbol,
+        kernel.kernel,
+        op.name,
+        dispatch.nodes,
+        tuple(operands),
+        iterations if contraction else 0,
+        iterations,
+        sum(w.weight.nbytes for w in weights.values()),
+    )
+
+
+def iteration_count(op: Operation) -> int:
+    """Points of an op's iteration space; for contractions the multiply-accumulates (padding counted)."""
     match op:
         case qkernel.MatmulOp():
             k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
@@ -66,58 +108,12 @@ def multiply_accumulates(op: Operation) -> int:
         case qkernel.DequantMatmulOp():
             return prod(shape_of(op.y)) * shape_of(op.a)[-1]
         case qkernel.ConvOp() | qkernel.DequantConvOp():
-            groups = window_of(op)[0]
-            assert shape_of(op.x)[1] // groups == shape_of(op.w)[1]
             return prod(shape_of(op.y)) * prod(shape_of(op.w)[1:])
+        case qkernel.WindowSumOp():
+            channels = shape_of(op.x)[1] // window_of(op)[0]
+            return prod(shape_of(op.y)) * channels * prod(ints(op.kernel_shape))
+        case linalg.GenericOp():
+            return prod(loop_extents(op))
         case _:
-            return 0
-
-
-def _source(place: Place) -> tuple[str, str | None]:
-    match place.root:
-        case Port():
-            return ("output" if place.is_output else "input"), place.root.name
-        case Arena():
-            return "activation", None
-        case _:
-            return "weight", place.root.symbol
-
-
-def _dispatch(call: ProgramDispatch) -> Dispatch:
-    function = call.kernel.function
-    roles: dict[SSAValue, str] = {}
-    for name, value in named_operands(call.kernel.op):
-        roles.setdefault(value, name)
-    operands = tuple(
-        Operand(
-            roles.get(argument, str(argument.index)),
-            cast("MemRefType[Attribute]", argument.type),
-            *_source(place),
-            parameter.c_type,
-        )
-        for argument, place, parameter in zip(
-            function.body.block.args, call.operands, parameters(call.kernel), strict=True
-        )
-    )
-    return Dispatch(
-        call.ordinal,
-        function.sym_name.data,
-        call.kernel.symbol,
-        call.kernel.kernel,
-        call.kernel.op,
-        call.nodes,
-        operands,
-    )
-
-
-def dispatches(module: ModuleOp) -> list[Dispatch]:
-    """Every call of `@main` of a kernel-level module, in order. `ToolError` for a module that is not at that level."""
-    try:
-        return [_dispatch(call) for call in Program.of(module).dispatches]
-    except NotLevel3 as error:
-        raise ToolError(f"the module is not at the kernel level: {error}") from error
-
-
-def globals_of(module: ModuleOp) -> dict[str, memref.GlobalOp]:
-    """The constants of a module by symbol, in order."""
-    return {op.sym_name.data: op for op in module.ops if isinstance(op, memref.GlobalOp)}
+            type_: Any = op.operands[-1].type
+            return prod(type_.get_shape()) if isinstance(type_, MemRefType) else 0

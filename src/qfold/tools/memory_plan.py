@@ -16,9 +16,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from qfold.ir.globals import global_weight
+from qfold.backend.c.program import memory_space
 from qfold.tools.arrays import main_function
-from qfold.tools.manifest import globals_of
+from qfold.tools.manifest import program_of
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,11 @@ def _number(entries: Mapping[str, Attribute], key: str) -> int:
     return value.value.data
 
 
-def _space(type_: Attribute) -> int:
-    assert isinstance(type_, MemRefType)
-    space = cast("MemRefType[Attribute]", type_).memory_space
-    return space.value.data if isinstance(space, IntegerAttr) else 0
-
-
 def memory_report(module: ModuleOp) -> list[MemoryReport]:
     """The memory that a planned kernel-level module takes, a report per level."""
     weights: dict[int, int] = {}
-    for op in globals_of(module).values():
-        level = _space(op.type)
-        weights[level] = weights.get(level, 0) + global_weight(op).nbytes
+    for data in program_of(module).weights:
+        weights[data.space] = weights.get(data.space, 0) + data.weight.nbytes
     main = main_function(module)
     plan = main.attributes.get("qmm.plan")
     arenas: dict[int, tuple[int, int, tuple[PlannedBuffer, ...]]] = {}
@@ -74,7 +67,9 @@ def memory_report(module: ModuleOp) -> list[MemoryReport]:
                     *(_number(entry.data, key) for key in ("offset", "bytes", "first", "last")),
                 )
             )
-        arenas[_space(main.body.block.args[0].type)] = (
+        arena = main.body.block.args[0].type
+        assert isinstance(arena, MemRefType)
+        arenas[memory_space(cast("MemRefType[Attribute]", arena))] = (
             _number(plan.data, "arena_bytes"),
             _number(plan.data, "lower_bound_bytes"),
             tuple(buffers),

@@ -1,4 +1,4 @@
-"""`qfold-opt`: xDSL's optimiser driver with qfold's dialects, passes, frontend and targets, and flags for what it is run for most."""
+"""`qfold-opt`: xDSL's optimiser driver with qfold's dialects, passes, frontend and target, and flags for its main uses."""
 
 from __future__ import annotations
 

@@ -18,11 +18,10 @@ from qfold import __version__
 from qfold.dialects import qmm
 from qfold.dialects.element_types import STORAGE_TYPES, numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
-from qfold.ir.globals import global_weight
 from qfold.ir.locations import node_names
 from qfold.ir.quantized import trace_quantized
 from qfold.tools.arrays import TensorSpec, main_function
-from qfold.tools.manifest import Dispatch, dispatches, globals_of
+from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.memory_plan import MemoryReport, memory_report
 
 SCHEMA, VERSION = "qfold-report", 1
@@ -44,6 +43,28 @@ class OnnxNode:
     domain: str = ""
 
 
+@dataclass
+class NodeFacts:
+    """What the tensor level says about one ONNX node."""
+
+    ops: Counter[str] = field(default_factory=Counter[str])
+    fused: bool = False
+    hoisted: bool = False
+    reasons: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What the report takes from the tensor level, after fusion and before quantisation is lowered."""
+
+    nodes: Mapping[str, NodeFacts]
+    ir_ops: int
+    fused: Mapping[str, int]
+    quantized: Sequence[tuple[WeightAttr, QuantAttr]]
+    run_time_dequantizations: int
+    """Dequantises of constants that are left: each makes a float copy in memory."""
+
+
 @dataclass(frozen=True)
 class ReportInputs:
     """What a report is made from."""
@@ -55,10 +76,7 @@ class ReportInputs:
     target: str
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
-    imported: ModuleOp
-    """Tensor level, as the frontend made it."""
-    optimized: ModuleOp
-    """Tensor level, the last one before bufferisation that still has `qmm` ops and reasons."""
+    facts: TensorFacts
     kernels: ModuleOp
     """Kernel level."""
 
@@ -66,15 +84,6 @@ class ReportInputs:
 class _IrOp(TypedDict):
     op: str
     count: int
-
-
-@dataclass
-class _Node:
-    ops: Counter[str] = field(default_factory=Counter[str])
-    fused: bool = False
-    hoisted: bool = False
-    reasons: list[str] = field(default_factory=list[str])
-    dispatches: list[Dispatch] = field(default_factory=list[Dispatch])
 
 
 def quantized_weights(module: ModuleOp) -> Iterator[tuple[WeightAttr, QuantAttr]]:
@@ -116,23 +125,15 @@ def _digest(values: np.ndarray) -> bytes:
     return hashlib.sha256(np.sort(values, axis=None).tobytes()).digest()
 
 
-def run_time_dequantizations(module: ModuleOp) -> list[qmm.DequantizeOp]:
-    """The dequantises of constants that a tensor-level module still does at run time: each makes a float copy in memory."""
-    found: list[qmm.DequantizeOp] = []
-    for op in module.walk():
-        if isinstance(op, qmm.DequantizeOp) and trace_quantized(op.result) is not None:
-            found.append(op)
-    return found
-
-
-def _gather_nodes(inputs: ReportInputs, calls: Sequence[Dispatch]) -> dict[str, _Node]:
-    """What the IR says about each ONNX node, in the model's order; nodes of function bodies come after."""
-    nodes: dict[str, _Node] = {n.name: _Node() for n in inputs.nodes}
-    for op in main_function(inputs.optimized).body.block.ops:
+def tensor_facts(module: ModuleOp) -> TensorFacts:
+    """Reads a tensor-level module; nothing of it is kept but the attributes of its weights."""
+    nodes: dict[str, NodeFacts] = {}
+    main = main_function(module)
+    for op in main.body.block.ops:
         if op.name in _SILENT:
             continue
         for name in node_names(op):
-            node = nodes.setdefault(name, _Node())
+            node = nodes.setdefault(name, NodeFacts())
             node.ops[op.name] += 1
             node.fused |= isinstance(op, _FUSED)
             if isinstance(op, qmm.DequantMatmulOp | qmm.DequantConvOp):
@@ -140,65 +141,62 @@ def _gather_nodes(inputs: ReportInputs, calls: Sequence[Dispatch]) -> dict[str, 
             reason = op.attributes.get(REASON)
             if isinstance(reason, StringAttr) and reason.data not in node.reasons:
                 node.reasons.append(reason.data)
-    for call in calls:
-        for name in call.nodes:
-            nodes.setdefault(name, _Node()).dispatches.append(call)
-    return nodes
+    kinds = {"matmul": qmm.DequantMatmulOp, "conv": qmm.DequantConvOp, "gather": qmm.DequantGatherOp}
+    return TensorFacts(
+        nodes,
+        sum(1 for _ in main.body.block.ops),
+        {k: sum(isinstance(op, t) for op in main.body.block.ops) for k, t in kinds.items()},
+        [*quantized_weights(module)],
+        sum(
+            isinstance(op, qmm.DequantizeOp) and trace_quantized(op.result) is not None
+            for op in module.walk()
+        ),
+    )
 
 
-def _status(node: _Node) -> str:
-    if node.reasons:
+def _status(facts: NodeFacts, calls: Sequence[KernelRecord]) -> str:
+    if facts.reasons:
         return "not_fused"
-    if node.fused:
+    if facts.fused:
         return "fused"
-    return "lowered" if node.ops or node.dispatches else "folded"
+    return "lowered" if facts.ops or calls else "folded"
 
 
-def _operand_entries(call: Dispatch) -> list[dict[str, Any]]:
-    return [
-        {
-            "role": o.role,
-            "element_type": str(o.type.get_element_type()),
-            "c_type": o.c_type,
-            "shape": list(o.type.get_shape()),
-            "source": o.source,
-            "name": o.name,
-        }
-        for o in call.operands
-    ]
-
-
-def _weights_of(calls: Sequence[Dispatch]) -> list[str]:
-    return list(dict.fromkeys(o.name for c in calls for o in c.operands if o.source == "weight" and o.name))
+def _weights_of(calls: Sequence[KernelRecord]) -> list[str]:
+    return list(dict.fromkeys(o.constant for c in calls for o in c.operands if o.constant is not None))
 
 
 def build_report(inputs: ReportInputs) -> Report:
     """The report of one compilation; the same bytes for the same input."""
-    calls = dispatches(inputs.kernels)
-    constants = {name: global_weight(op) for name, op in globals_of(inputs.kernels).items()}
+    facts = inputs.facts
+    program = program_of(inputs.kernels)
+    calls = manifest(program)
+    constants = {w.symbol: w.weight for w in program.weights}
     memory = memory_report(inputs.kernels)
-    quantized = [*quantized_weights(inputs.optimized)]
-    quantized_hashes = {w.sha256 for w, _ in quantized}
-    copies = float_copies(quantized, [*constants.values()])
-    run_time = run_time_dequantizations(inputs.optimized)
-    gathered = _gather_nodes(inputs, calls)
+    quantized_hashes = {w.sha256 for w, _ in facts.quantized}
+    copies = float_copies(facts.quantized, [*constants.values()])
+    # The model's own nodes in order, then those of function bodies, which only locations name.
     types = {n.name: n for n in inputs.nodes}
+    calls_of: dict[str, list[KernelRecord]] = {name: [] for name in (*types, *facts.nodes)}
+    for call in calls:
+        for name in call.nodes:
+            calls_of.setdefault(name, []).append(call)
     nodes: list[dict[str, Any]] = []
-    for name, node in gathered.items():
-        onnx = types.get(name)
+    for name, own in calls_of.items():
+        onnx, node = types.get(name), facts.nodes.get(name, NodeFacts())
         nodes.append(
             {
                 "name": name,
                 "op_type": onnx.op_type if onnx else None,
                 "domain": onnx.domain if onnx else None,
-                "status": _status(node),
+                "status": _status(node, own),
                 "hoisted": node.hoisted,
                 "reasons": node.reasons,
                 "ir_ops": [_IrOp(op=op, count=count) for op, count in sorted(node.ops.items())],
-                "dispatches": [c.ordinal for c in node.dispatches],
-                "kernels": list(dict.fromkeys(c.symbol for c in node.dispatches)),
-                "macs": sum(c.macs for c in node.dispatches),
-                "weight_bytes": sum(constants[s].nbytes for s in _weights_of(node.dispatches)),
+                "dispatches": [c.ordinal for c in own],
+                "kernels": list(dict.fromkeys(c.symbol for c in own)),
+                "macs": sum(c.macs for c in own),
+                "weight_bytes": sum(constants[s].nbytes for s in _weights_of(own)),
             }
         )
     return {
@@ -217,11 +215,21 @@ def build_report(inputs: ReportInputs) -> Report:
                 "ordinal": c.ordinal,
                 "symbol": c.symbol,
                 "kernel": c.kernel,
-                "op": c.op.name,
+                "op": c.op,
                 "nodes": list(c.nodes),
-                "operands": _operand_entries(c),
+                "operands": [
+                    {
+                        "name": o.name,
+                        "type": o.ir_type,
+                        "c_type": o.c_type,
+                        "written": o.written,
+                        "constant": o.constant,
+                    }
+                    for o in c.operands
+                ],
                 "macs": c.macs,
-                "weight_bytes": sum(constants[s].nbytes for s in _weights_of([c])),
+                "iterations": c.iterations,
+                "weight_bytes": c.weight_bytes,
             }
             for c in calls
         ],
@@ -235,7 +243,7 @@ def build_report(inputs: ReportInputs) -> Report:
                 and weight.element_type in STORAGE_TYPES,
                 "users": list(
                     dict.fromkeys(
-                        n for c in calls if any(o.name == symbol for o in c.operands) for n in c.nodes
+                        n for c in calls if any(o.constant == symbol for o in c.operands) for n in c.nodes
                     )
                 ),
             }
@@ -244,12 +252,12 @@ def build_report(inputs: ReportInputs) -> Report:
         "memory": [_memory_entry(m) for m in memory],
         "totals": {
             "onnx_nodes": len(inputs.nodes),
-            "ir_ops": sum(1 for _ in main_function(inputs.optimized).body.block.ops),
+            "ir_ops": facts.ir_ops,
             "dispatches": len(calls),
-            "fused": _count_fused(inputs.optimized),
-            "not_fused": sum(1 for n in gathered.values() if _status(n) == "not_fused"),
+            "fused": dict(facts.fused),
+            "not_fused": sum(n["status"] == "not_fused" for n in nodes),
             "float_copies_of_quantized_weights": len(copies),
-            "run_time_dequantizations": len(run_time),
+            "run_time_dequantizations": facts.run_time_dequantizations,
             "macs": sum(c.macs for c in calls),
             "weight_bytes": sum(w.nbytes for w in constants.values()),
             "quantized_weight_bytes": sum(
@@ -260,13 +268,6 @@ def build_report(inputs: ReportInputs) -> Report:
             "arena_bytes": sum(m.arena_bytes for m in memory),
         },
     }
-
-
-def _count_fused(module: ModuleOp) -> dict[str, int]:
-    """How many fused ops of each kind there are."""
-    main = main_function(module)
-    kinds = {"matmul": qmm.DequantMatmulOp, "conv": qmm.DequantConvOp, "gather": qmm.DequantGatherOp}
-    return {k: sum(isinstance(op, t) for op in main.body.block.ops) for k, t in kinds.items()}
 
 
 def _spec_entry(spec: TensorSpec) -> dict[str, Any]:

@@ -27,12 +27,11 @@ _TEXT_OR_NULL = (str, type(None))
 _TENSOR = {"name": str, "element_type": str, "shape": [int]}
 
 _OPERAND = {
-    "role": str,
-    "element_type": str,
+    "name": str,
+    "type": str,
     "c_type": str,
-    "shape": [int],
-    "source": OneOf("input", "output", "weight", "activation"),
-    "name": _TEXT_OR_NULL,
+    "written": bool,
+    "constant": _TEXT_OR_NULL,
 }
 
 REPORT_SCHEMA: Schema = {
@@ -69,6 +68,7 @@ REPORT_SCHEMA: Schema = {
             "nodes": [str],
             "operands": [_OPERAND],
             "macs": int,
+            "iterations": int,
             "weight_bytes": int,
         }
     ],
@@ -167,8 +167,8 @@ def problems_of(report: Any) -> list[str]:
             found.append(f"node {node['name']!r} is {node['status']} with reasons {node['reasons']}")
     for dispatch in report["dispatches"]:
         for operand in dispatch["operands"]:
-            if operand["source"] == "weight" and operand["name"] not in constants:
-                found.append(f"dispatch {dispatch['ordinal']} reads an unknown {operand['name']!r}")
+            if operand["constant"] is not None and operand["constant"] not in constants:
+                found.append(f"dispatch {dispatch['ordinal']} reads an unknown {operand['constant']!r}")
     totals = report["totals"]
     for total, entries, key in (
         ("macs", "dispatches", "macs"),

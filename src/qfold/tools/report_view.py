@@ -42,7 +42,7 @@ def summary_lines(report: Report) -> list[str]:
     fused = totals["fused"]
     lines = [
         f"{report['model']}: {totals['onnx_nodes']} ONNX nodes -> {totals['dispatches']} kernel calls for {report['target']}",
-        f"fused with their dequantised weight: {fused['matmul']} matmuls, {fused['conv']} convolutions, {fused['gather']} gathers",
+        f"fused with a dequantised weight: {fused['matmul']} matmuls, {fused['conv']} convolutions, {fused['gather']} gathers",
         f"not fused: {totals['not_fused']} nodes; float copies of a quantised weight: "
         f"{totals['float_copies_of_quantized_weights']} in the build, {totals['run_time_dequantizations']} made at run time",
         f"{totals['macs']:,} multiply-accumulates; weights {bytes_text(totals['weight_bytes'])}, of them quantised "
@@ -108,8 +108,9 @@ def _dispatches_table(report: Report) -> Table:
 
 
 def _operand_text(operand: dict[str, Any]) -> str:
-    shape = "x".join(map(str, operand["shape"]))
-    return f"{operand['role']}: {shape}{'x' if shape else ''}{operand['element_type']}"
+    # memref<8x3xi8, 2 : i64>: the memory space is the table's, not the operand's.
+    shape: str = operand["type"].removeprefix("memref<").split(",")[0].rstrip(">")
+    return f"{operand['name']}: {shape}"
 
 
 def _constants_table(report: Report) -> Table:

@@ -52,8 +52,8 @@ def writing_weights(
 ) -> Generator[WeightFiles]:
     """While a module is printed to `output` (None: standard output).
 
-    Large weights become references to `model` or to what `read` has found in files, where these lie below the directory of the output,
-    and are else appended to `sidecar`, which is made anew. Without any of these they are elided.
+    Large weights become references to `model` or to what `read` has found in files, where these lie below the directory of the
+    output, and are else appended to `sidecar`, which is made anew. Without any of these they are elided.
     """
     if output is not None:
         root = output.resolve().parent

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, cast
 
-from xdsl.dialects import func, linalg, tensor
+from xdsl.dialects import func, tensor
 from xdsl.dialects.builtin import DenseArrayBase, IntegerType
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.dialects import qmm
@@ -27,6 +28,7 @@ from qfold.dialects.contraction import shape_of
 from qfold.dialects.qmm import WeightAttr
 from qfold.ir.builder import element_type
 from qfold.ir.constants import constant_weight
+from qfold.ir.generics import indexing_maps, is_parallel
 from qfold.ir.layouts import Layout
 from qfold.ir.operands import named_operands
 from qfold.targets import Target
@@ -114,7 +116,7 @@ def captures(op: Operation) -> Iterator[SSAValue]:
 
 
 def read_init(op: Operation) -> SSAValue | None:
-    """The value that `op` starts from and replaces (a reduction's init, what a slice is inserted into), unless it is never read."""
+    """The value that `op` starts from (a reduction's init, what a slice is inserted into); None when nobody reads it."""
     if isinstance(op, tensor.InsertSliceOp):
         init = op.dest
     elif isinstance(op, linalg.GenericOp):
@@ -361,9 +363,9 @@ class BufferAssignment:
         """The buffer of an operand that an elementwise op may update, or None."""
         if not isinstance(op, linalg.GenericOp):
             return None
-        if any(t.data != linalg.IteratorType.PARALLEL for t in op.iterator_types):
+        if not is_parallel(op):
             return None
-        result, maps = result_of(op), [m.data for m in op.indexing_maps]
+        result, maps = result_of(op), indexing_maps(op)
         if len(maps[-1].results) != maps[-1].num_dims:
             return None
         for index, value in enumerate(op.inputs):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 from xdsl.context import Context
-from xdsl.dialects import arith, func, linalg, memref, tensor
+from xdsl.dialects import arith, func, memref, tensor
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
@@ -23,13 +23,14 @@ from xdsl.dialects.builtin import (
     UnknownLoc,
     i64,
 )
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel, qmm
-from qfold.dialects.contraction import ints, window_of
+from qfold.dialects.contraction import ints, shape_of, window_of
 from qfold.dialects.element_types import numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.builder import reassociation, reassociation_attr
@@ -91,12 +92,11 @@ def check_supported(function: func.FuncOp) -> None:
         raise PassFailedException(f"@{name} has {len(function.body.blocks)} blocks; straight-line code has one")
     for op in function.body.block.ops:
         for value in (*op.operands, *op.results):
-            if isinstance(value.type, TensorType):
-                shape = cast(TensorType[Attribute], value.type).get_shape()
-                if any(d < 0 for d in shape):
-                    raise PassFailedException(
-                        f"{describe_location(op)}: {value.type} has a dynamic shape; fix it with --dim"
-                    )
+            if isinstance(value.type, TensorType) and any(d < 0 for d in shape_of(value)):
+                type_ = cast(TensorType[Attribute], value.type)
+                raise PassFailedException(
+                    f"{describe_location(op)}: {type_} has a dynamic shape; fix it with --dim"
+                )
         if isinstance(op, (*COMPUTE, *_MOVES)):
             if len(op.results) != 1:
                 raise PassFailedException(
@@ -189,8 +189,8 @@ class _Emitter:
         def attributes(
             given: ArrayAttr[DictionaryAttr] | None, count: int, role: str
         ) -> list[DictionaryAttr]:
-            known = [{}] * count if given is None else [dict(d.data) for d in given]
-            return [DictionaryAttr({**d, "qmm.role": StringAttr(role)}) for d in known]
+            known = [DictionaryAttr({})] * count if given is None else list(given)
+            return [DictionaryAttr({**d.data, "qmm.role": StringAttr(role)}) for d in known]
 
         types = self.old.function_type
         return ArrayAttr(
@@ -402,19 +402,13 @@ def view_op(whole: SSAValue, layout: Layout, space: int) -> list[Operation]:
         )
         if fits:
             op = memref.SubviewOp.from_static_parameters(whole, source, offsets, layout.shape, steps)
-            if _same_type(cast(MemRefType[Attribute], op.result.type), type_):
-                op.result.type = type_
-                return [op]
+            if Layout.of(op.result.type).normalized() == layout:
+                return [memref.SubviewOp.get(whole, offsets, layout.shape, steps, type_)]
     return [
         memref.ReinterpretCastOp.from_dynamic(
             whole, [layout.offset], list(layout.shape), list(layout.strides), type_
         )
     ]
-
-
-def _same_type(a: MemRefType[Attribute], b: MemRefType[Attribute]) -> bool:
-    """Equal but for how a row-major layout is written."""
-    return Layout.of(a) == Layout.of(b)
 
 
 def _reshape(

@@ -1,20 +1,21 @@
 """Proves a memory plan by replaying the calls of `@main` on shadow memory. Shares no code with the planner, on purpose.
 
-Every byte of the arena remembers through which buffer it was written last. A read must find its own buffer there; a call must not write
-what it reads through another argument; every output must be written to the last element; inputs and constants never are.
+Every byte of the arena remembers through which buffer it was written last. A read must find its own buffer there; a call must
+not write what it reads through another argument; every output must be written to the last element; inputs and constants never
+are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 from xdsl.context import Context
-from xdsl.dialects import arith, func, linalg, memref
+from xdsl.dialects import arith, func, memref
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
@@ -29,9 +30,9 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
-from qfold.dialects import qkernel
 from qfold.dialects.element_types import bit_width
 from qfold.ir.locations import describe_location
+from qfold.transforms.buffer_accesses import accesses
 
 _Indices = npt.NDArray[np.int64]
 _NOBODY = -1
@@ -243,7 +244,7 @@ class _Replay:
             if isinstance(op, arith.ConstantOp | func.ReturnOp):
                 continue
             self._step += 1
-            reads, writes = _accesses(op)
+            reads, writes = accesses(op)
             for value in reads:
                 self._read(call, callee, ordinal, values[value], value in writes)
             for value in writes:
@@ -334,29 +335,6 @@ class _Replay:
                 raise PassFailedException(
                     f"buffer {identity} is at offset {offset}, which is not aligned to {alignment}"
                 )
-
-
-def _accesses(op: Operation) -> tuple[list[SSAValue], list[SSAValue]]:
-    """(buffers that an op reads, buffers that it writes)."""
-    if isinstance(op, linalg.FillOp):
-        return [], list(op.outputs)
-    if isinstance(op, memref.CopyOp):
-        return [op.source], [op.destination]
-    if isinstance(op, qkernel.CONTRACTIONS):
-        y = cast(Any, op).y
-        return [v for v in op.operands if v is not y], [y]
-    if isinstance(op, linalg.GenericOp):
-        reads = list(op.inputs) + list(_loads(op))
-        arguments = op.body.block.args[len(op.inputs) :]
-        reads += [v for v, a in zip(op.outputs, arguments, strict=True) if a.uses]
-        return reads, list(op.outputs)
-    raise PassFailedException(f"{describe_location(op)}: a kernel function does not hold {op.name}")
-
-
-def _loads(op: Operation) -> Iterator[SSAValue]:
-    for inner in op.walk():
-        if isinstance(inner, memref.LoadOp):
-            yield inner.memref
 
 
 def _bits(value: SSAValue) -> int:

@@ -139,8 +139,8 @@ def _is_for_epilogue(value: SSAValue) -> bool:
     return isinstance(value.owner, EpilogueOperation) and value.has_one_use()
 
 
-def _step(op: linalg.GenericOp) -> Operation | None:
-    """Fuse one producer or transpose into `op`: what it was, or None when there is none left."""
+def _step(op: linalg.GenericOp) -> list[Operation] | None:
+    """Fuse one producer or transpose into `op`: it and the views of it, or None when there is none left."""
     for index, (value, map_) in enumerate(inputs_of(op)):
         transposed: Access | None = None
         for access in Access(value, map_).behind_views():
@@ -148,7 +148,7 @@ def _step(op: linalg.GenericOp) -> Operation | None:
             if isinstance(producer, linalg.GenericOp):
                 if is_producer(producer) and may_fuse(op, producer):
                     if fuse_producer(op, index, access):
-                        return producer
+                        return [*access.views, producer]
                 break
             if access.views and isinstance(access.views[-1], linalg.TransposeOp):
                 transposed = access
@@ -156,35 +156,25 @@ def _step(op: linalg.GenericOp) -> Operation | None:
             view = transposed.views[-1]
             if all(_fuses_generics(r, i) for r, i in readers(view.results[0])):
                 if compose_views(op, index, transposed):
-                    return view
+                    return list(transposed.views)
     return None
 
 
 def fuse_into(op: linalg.GenericOp) -> None:
     """Fuse all that can be into `op`, which comes to stand for what was fused."""
     changed = inline_single_values(op)
-    dead: list[Operation] = []
     while (fused := _step(op)) is not None:
         changed = True
-        add_location(op, fused)
-        for name, attribute in fused.attributes.items():
+        add_location(op, *fused)
+        for name, attribute in fused[-1].attributes.items():
             op.attributes.setdefault(name, attribute)
         tidy_inputs(op)
-        erase_dead(_views_on(fused))
-        dead.append(fused)
+        # Dead views would count as readers of what they look at.
+        erase_dead(fused)
         inline_single_values(op)
     if changed:
         tidy_inputs(op)
         tidy_body(op.body.block)
-        erase_dead(dead)
-
-
-def _views_on(op: Operation) -> list[Operation]:
-    """`op` and the views of its result, the last ones first."""
-    found = [op]
-    for use in op.results[0].uses:
-        found = [*_views_on(use.operation), *found] if use.operation.results else found
-    return found
 
 
 def generalized(op: linalg.TransposeOp) -> linalg.GenericOp | None:
@@ -229,8 +219,8 @@ class QmmFuseElementwisePass(ModulePass):
     """Fuse elementwise producers into the generics that read them, by composing indexing maps.
 
     A producer with one reader is always fused; one with several when it is cheap (no division, no math function), reads one
-    tensor of its own size, and all of its readers can take it. Nothing is computed again along a dimension that it is broadcast over,
-    unless it is a mere copy. Fills and constants of one value become constants in the body; transposes become indexing maps.
+    tensor of its own size, and all of its readers can take it. Nothing is computed again along a dimension that it is broadcast
+    over, unless it is a mere copy. Fills and constants of one value become constants in the body, transposes indexing maps.
     """
 
     name = "qmm-fuse-elementwise"

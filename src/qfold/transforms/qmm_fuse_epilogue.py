@@ -23,6 +23,7 @@ from qfold.ir.fusion import (
     inputs_of,
     is_producer,
     tidy_body,
+    tidy_inputs,
 )
 from qfold.ir.generics import (
     erase_dead,
@@ -31,26 +32,36 @@ from qfold.ir.generics import (
     indexing_maps,
     is_unit_reshape,
     local_rewriter,
+    on_tensors,
     rebuilt,
 )
 from qfold.ir.locations import fuse_locations, replace_op
+from qfold.ir.quantized import is_view, permutation_of
 
 
 def single_reader(value: SSAValue) -> tuple[linalg.GenericOp, list[Operation]] | None:
-    """The generic that alone reads the value, and the unit reshapes between; None when there is no such one."""
+    """The generic that alone reads the value, and the views between; None when there is no such one."""
     views: list[Operation] = []
     while True:
         users = {use.operation for use in value.uses}
         if len(users) != 1:
             return None
         user = users.pop()
-        if is_unit_reshape(user):
+        if is_view(user) and on_tensors(user):
             views.append(user)
-            value = user.result
+            value = user.results[0]
             continue
         if isinstance(user, linalg.GenericOp) and value not in user.outputs:
             return user, views
         return None
+
+
+def is_unary(generic: linalg.GenericOp) -> bool:
+    """Whether each element of the result comes from the element at the same place of the one input, and constants."""
+    if len(generic.inputs) != 1:
+        return False
+    read, written = indexing_maps(generic)
+    return read == written and shape_of(generic.inputs[0]) == shape_of(generic.results[0])
 
 
 def _loops_of_output(
@@ -109,28 +120,37 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     if not is_producer(generic) or not _movable(generic.body.block):
         return None
     inline_single_values(generic)
+    tidy_inputs(generic)
     shape = shape_of(result)
     accumulator: list[int] = []
     others: list[tuple[int, SSAValue, AffineMap]] = []
-    read: AffineMap | None = None
-    for i, (value, map_) in enumerate(inputs_of(generic)):
-        access = Access(value, map_)
-        while access.value is not result and access.value.owner in views:
-            behind = access.through_view()
-            assert behind is not None
-            access = behind
-        if access.value is not result:
-            others.append((i, value, map_))
-        elif read not in (None, access.map):
+    unary = not all(map(is_unit_reshape, views))
+    if unary:
+        # Such work does not care in which order the elements are: it may as well be done before the views.
+        if not is_unary(generic):
             return None
-        else:
-            read = access.map
-            accumulator.append(i)
-    if read is None:
-        return None
-    loops = _loops_of_output(generic, read, shape)
-    if loops is None or not _keeps_order(indexing_maps(generic)[-1], loops, shape):
-        return None
+        accumulator = [0]
+        loops: list[AffineExpr] | None = []
+    else:
+        read: AffineMap | None = None
+        for i, (value, map_) in enumerate(inputs_of(generic)):
+            access = Access(value, map_)
+            while access.value is not result and access.value.owner in views:
+                behind = access.through_view()
+                assert behind is not None
+                access = behind
+            if access.value is not result:
+                others.append((i, value, map_))
+            elif read not in (None, access.map):
+                return None
+            else:
+                read = access.map
+                accumulator.append(i)
+        if read is None:
+            return None
+        loops = _loops_of_output(generic, read, shape)
+        if loops is None or not _keeps_order(indexing_maps(generic)[-1], loops, shape):
+            return None
 
     block = Block(arg_types=[f32]) if op.epilogue_block is None else None
     if op.epilogue_block is not None:
@@ -176,7 +196,13 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     new_result = builder.insert(new_op).results[0]
     for inner in new_op.walk():
         inner.location = fuse_locations((inner.location,))
-    final = builder.reshape(new_result, shape_of(generic.results[0]))
+    final = new_result
+    for view in views if unary else []:
+        if isinstance(view, linalg.TransposeOp):
+            final = builder.transpose(final, permutation_of(view))
+        else:
+            final = builder.reshape(final, shape_of(view.results[0]))
+    final = builder.reshape(final, shape_of(generic.results[0]))
     inits = [v.owner for v in generic.outputs if isinstance(v.owner, Operation)]
     replace_op(local_rewriter(generic), generic, [], [final])
     erase_dead([*reversed(views), *inits])

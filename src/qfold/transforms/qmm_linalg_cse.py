@@ -1,4 +1,4 @@
-"""`qmm-linalg-cse`: equal ops on tensors become one, and dead ones go: linalg ops too, which carry no trait that says they may."""
+"""`qmm-linalg-cse`: equal ops on tensors become one and dead ones go, linalg ops too, which no trait calls pure."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def structure(op: Operation, inside: dict[SSAValue, int] | None = None) -> Key:
 def share_equal(block: Block) -> None:
     """Replace each op that computes what an earlier one did by that one, which then stands for both."""
     known: dict[Key, Operation] = {}
+    stands_for: dict[Operation, list[Operation]] = {}
     for op in list(block.ops):
         if not is_pure(op):
             continue
@@ -53,9 +54,11 @@ def share_equal(block: Block) -> None:
             continue
         for old, new in zip(op.results, first.results, strict=True):
             old.replace_all_uses_with(new)
-        add_location(first, op)
+        stands_for.setdefault(first, []).append(op)
         op.detach()
         op.erase()
+    for first, others in stands_for.items():
+        add_location(first, *others)
 
 
 def erase_unused(block: Block) -> None:

@@ -1,4 +1,4 @@
-"""Each compute op becomes a private function that its call names: level 2 -> the outlined part of level 3 of docs/architecture.md."""
+"""Each compute op becomes a private function, and a call: level 2 -> the outlined part of level 3 of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from xdsl.context import Context
-from xdsl.dialects import arith, func, linalg, memref
+from xdsl.dialects import arith, func, memref
 from xdsl.dialects.builtin import IntegerAttr, LocationAttr, MemRefType, ModuleOp, StringAttr, i64
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, func, memref
@@ -20,7 +19,7 @@ from xdsl.dialects.builtin import (
     i8,
     i64,
 )
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
@@ -43,8 +42,8 @@ VIEWS = (
 class QmmPlanMemoryPass(ModulePass):
     """Replace each `memref.alloc` of `@main` by a `memref.view` of one arena argument, at offsets planned by liveness.
 
-    `qmm.plan` on `@main` records the plan: `arena_bytes`, `lower_bound_bytes` (the most bytes alive at one dispatch), `alignment`, and per
-    buffer its `name` (the dispatch that writes it first), `offset`, `bytes`, and its `first` and `last` dispatch.
+    `qmm.plan` on `@main` records the plan: `arena_bytes`, `lower_bound_bytes` (the most bytes alive at one dispatch), `alignment`,
+    and per buffer its `name` (the function that writes it first), `offset`, `bytes`, and its `first` and `last` dispatch.
     """
 
     name = "qmm-plan-memory"
@@ -72,7 +71,7 @@ def plan_memory(main: func.FuncOp, target: Target) -> None:
         if not users:
             Rewriter.erase_op(op)
             continue
-        type_ = cast(MemRefType[Attribute], op.memref.type)
+        type_ = op.memref.type
         size = byte_size(type_.element_type, prod(type_.get_shape()))
         allocs.append(op)
         lifetimes.append(Lifetime(size, min(users), max(users)))
@@ -118,7 +117,7 @@ def _rewrite(
     main.update_function_type()
     for alloc, offset in zip(allocs, planned.offsets, strict=True):
         at = arith.ConstantOp.from_int_and_width(offset, IndexType())
-        view = memref.ViewOp(arena, at, [], cast(MemRefType[Attribute], alloc.memref.type))
+        view = memref.ViewOp(arena, at, [], alloc.memref.type)
         steps: tuple[Operation, ...] = (at, view)
         for step in steps:
             step.location = alloc.location

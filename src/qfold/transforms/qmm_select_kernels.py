@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from xdsl.context import Context
-from xdsl.dialects import func, linalg
+from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, StringAttr
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
@@ -82,7 +83,7 @@ def memref_operands(op: Operation) -> list[Operand]:
     operands: list[Operand] = []
     for name, value in named_operands(op):
         if isinstance(value.type, MemRefType):
-            type_ = cast(MemRefType[Attribute], value.type)
+            type_ = cast(MemRefType[Attribute], value.type)  # pyright: ignore[reportUnknownMemberType]
             operands.append((name, str(type_.element_type), Layout.of(type_).is_dense))
     return operands
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from xdsl.dialects import arith, func, linalg, memref
+from xdsl.dialects import arith, func, memref
 from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from qfold.backend.c.conv import print_conv, print_window_sum
@@ -73,7 +75,7 @@ def parameters(kernel: Kernel) -> list[Parameter]:
 def _roles(
     op: Operation, wanted: dict[SSAValue, str], written: set[SSAValue], read: set[SSAValue]
 ) -> None:
-    if isinstance(op, GroupedOperation):
+    if isinstance(op, qkernel.MatmulOp | qkernel.DequantMatmulOp | qkernel.ConvOp | qkernel.DequantConvOp | qkernel.WindowSumOp):
         for name, _ in op.GROUPS:
             group = getattr(op, name)
             values = () if group is None else (group,) if isinstance(group, SSAValue) else group
@@ -82,9 +84,7 @@ def _roles(
                 wanted.setdefault(value, f"e{i}" if short == "e" else short)
                 if name != "y":
                     read.add(value)
-        written.add(op.operands[-1])
-        if isinstance(op, EpilogueOperation):
-            wanted[op.operands[-1]] = "y"
+        written.add(op.y)
     elif isinstance(op, linalg.GenericOp):
         for i, value in enumerate(op.outputs):
             wanted.setdefault(value, "y" if i == 0 else f"y{i}")
@@ -112,9 +112,12 @@ def _roles(
 
 
 def signature(kernel: Kernel) -> str:
-    """`void name(type *a, ...)`."""
+    """`void name(type *a, ...)`, over several lines where one is too short."""
     declared = [p.declaration for p in parameters(kernel)]
-    return f"void {kernel.symbol}({', '.join(declared) or 'void'})"
+    text = f"void {kernel.symbol}({', '.join(declared) or 'void'})"
+    if len(text) <= 106:
+        return text
+    return f"void {kernel.symbol}(\n    " + ",\n    ".join(declared) + ")"
 
 
 def _print_op(
@@ -227,7 +230,7 @@ def _formula(op: Operation) -> str:
             inner = [o.name for o in op.body.block.ops if not isinstance(o, linalg.YieldOp)]
             named = ", ".join(dict.fromkeys(inner)) or "copy"
             kinds = [i.data for i in op.iterator_types]
-            what = "reduction" if linalg.IteratorType.REDUCTION in kinds else "elementwise"
+            what = "reduction" if IteratorType.REDUCTION in kinds else "elementwise"
             return f"{what} ({named})"
         case linalg.FillOp():
             return "y = one value"

@@ -12,7 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
-from xdsl.dialects import arith, linalg, memref
+from xdsl.dialects import arith, memref
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
@@ -166,7 +168,7 @@ class GenericPrinter:
         ]
         dims = [Linear() if name == "0" else variable(name) for name in self._names]
         loops = [
-            _Loop(name, n, kind is linalg.IteratorType.REDUCTION)
+            _Loop(name, n, kind is IteratorType.REDUCTION)
             for name, n, kind in zip(self._names, extents, kinds, strict=True)
             if name != "0"
         ]
@@ -209,8 +211,8 @@ class GenericPrinter:
         arguments: list[str] = []
         for argument, operand in zip(self._block.args[:-1], self._operands[:-1], strict=True):
             text = operand.buffer.load(_renamed(operand.position, names)) if argument.uses else "0"
-            if len(list(argument.uses)) > 1:
-                name = f"x{argument.index}"
+            if argument.uses and not argument.has_one_use():
+                name = f"v{argument.index}"
                 self._out.line(f"const {value_type(operand.buffer.element)} {name} = {text};")
                 text = name
             arguments.append(text)

@@ -174,7 +174,8 @@ def _print(out: Writer, p: _Problem) -> None:
     if p.m == 0 or p.n == 0 or any(d.extent == 0 for d in p.batch):
         return
     dots = p.w.coefficient("k") == 1 and p.a.coefficient("k") == 1
-    dots = dots and (p.w.coefficient("n") != 1 or p.n == 1) and p.k >= 8
+    dots = dots and (p.w.coefficient("n") != 1 or p.n == 1)
+    dots = dots and min(p.k, p.block) >= 8
     with ExitStack() as stack:
         for d in p.batch:
             stack.enter_context(out.loop(d.name, d.extent))
@@ -215,7 +216,8 @@ class _Form:
                 end = f"first + {p.block}"
                 if ragged:
                     end = f"{end} < {p.k} ? {end} : {p.k}"
-                out.line(f"const ptrdiff_t last = {end};")
+                if ragged or p.block > self.chunk:
+                    out.line(f"const ptrdiff_t last = {end};")
                 out.line(f"float part[{held}][{padded}] = {zero};")
                 bounds = ("first", "last", p.block)
                 whole = not ragged and p.block % self.chunk == 0
@@ -406,16 +408,16 @@ class _Dots(_Form):
                 pairs = [(r, c) for r in range(step) for c in range(width)]
                 for r, c in pairs:
                     out.line(f"float s{r}{c}[{lanes}] = {{0.0f}};")
-                if depth == "depth" or self.chunk % lanes:
-                    out.line(f"const ptrdiff_t whole = {depth} - {depth} % {lanes};")
+                tail = depth == "depth" or self.chunk % lanes > 0
+                whole = str(self.chunk - self.chunk % lanes)
+                if depth == "depth":
+                    out.line(f"const ptrdiff_t whole = depth - depth % {lanes};")
                     whole = "whole"
-                else:
-                    whole = depth
                 with out.loop("k", whole, 0, lanes), out.loop("l", lanes):
                     self._products(rows, width, n0, origin, held, panel, "k + l", "l")
-                if whole == "whole":
-                    with out.loop("k", depth, "whole"):
-                        self._products(rows, width, n0, origin, held, panel, "k", "k - whole")
+                if tail:
+                    with out.loop("k", depth, whole):
+                        self._products(rows, width, n0, origin, held, panel, "k", f"k - {whole}")
                 for r, c in pairs:
                     out.line(f"{raw}[{rows[r]}][{c}] += qf_sum{lanes}(s{r}{c});")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from xdsl.dialects import arith, linalg, math, memref
+from xdsl.dialects import arith, math, memref
 from xdsl.dialects.builtin import (
     FloatAttr,
     IndexType,
@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import (
     f32,
     f64,
 )
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.backend.c.layout import Buffer, value_type
@@ -191,12 +192,8 @@ class ScalarPrinter:
         """Print `block` on `arguments`; returns the expression of what it yields."""
         for argument, text in zip(block.args, arguments, strict=True):
             self.bind(argument, text)
-        for op in block.ops:
-            if op is block.last_op:
-                break
-            self._print(op)
         assert block.last_op is not None
-        return self.text(block.last_op.operands[0])
+        return self.print_value(block, block.last_op.operands[0])
 
     def print_value(self, block: Block, value: SSAValue) -> str:
         """Print what `value`, an op's result or a bound argument in `block`, needs; returns its expression."""
@@ -204,11 +201,18 @@ class ScalarPrinter:
         ops = list(block.ops)
         for op in reversed(ops):
             if any(r in needed for r in op.results):
-                needed.update(op.operands)
+                needed.update(self._read(op))
         for op in ops:
             if any(r in needed for r in op.results):
                 self._print(op)
         return self.text(value)
+
+    def _read(self, op: Operation) -> list[SSAValue]:
+        """The operands that the C form of `op` mentions: no index into a dimension of one element."""
+        if not isinstance(op, memref.LoadOp):
+            return list(op.operands)
+        shape = self._captured[op.memref].shape
+        return [i for i, extent in zip(op.indices, shape, strict=True) if extent != 1]
 
     def combine(self, op: Operation, a: str, b: str) -> str:
         """The expression of the binary `op` on `a` and `b` instead of its operands."""
@@ -220,8 +224,6 @@ class ScalarPrinter:
         result = op.results[0]
         if isinstance(op, arith.ConstantOp):
             self.bind(result, self._constant(op))
-            return
-        if not result.uses:
             return
         text = self._expression(op)
         atomic = text.replace("_", "").isalnum()
@@ -250,11 +252,11 @@ class ScalarPrinter:
 
     def _expression(self, op: Operation) -> str:
         kind = type(op)
-        operands = [self.text(v) for v in op.operands]
         if isinstance(op, linalg.IndexOp):
             return self._indices[op.dim.value.data]
         if isinstance(op, memref.LoadOp):
             return self._load(op)
+        operands = [self.text(v) for v in op.operands]
         if isinstance(op, UnrealizedConversionCastOp):
             return f"({value_type(op.results[0].type)}){operands[0]}"
         if isinstance(op, arith.SelectOp):

@@ -20,8 +20,9 @@ class Writer:
         self._depth = 0
 
     def line(self, text: str = "") -> None:
-        """One line; the empty one without trailing blanks."""
-        self._lines.append("    " * self._depth + text if text else "")
+        """One line; the empty one without trailing blanks, preprocessor lines at the margin."""
+        margin = not text or text.startswith("#")
+        self._lines.append(text if margin else "    " * self._depth + text)
 
     def lines(self, texts: Iterable[str]) -> None:
         for text in texts:

@@ -34,7 +34,7 @@ class Blob:
             if digest not in known:
                 data += bytes(-len(data) % _alignment(w))
                 known[digest] = len(data)
-                data += w.weight.data_bytes
+                data += w.weight.raw
             offsets[w.symbol] = known[digest]
         return Blob(bytes(data) or b"\0", offsets, alignment)
 
@@ -55,23 +55,28 @@ def print_assembly(program: Program, blob: Blob) -> str:
         out.line(f"#ifndef QFOLD_L{space}_SECTION")
         out.line(f'#define QFOLD_L{space}_SECTION .section .rodata,"a",%progbits')
         out.line("#endif")
+    places: dict[tuple[int, int], list[WeightData]] = {}
+    for w in program.weights:
+        places.setdefault((w.space, blob.offsets[w.symbol]), []).append(w)
     current: int | None = None
-    for w in sorted(program.weights, key=lambda w: (w.space, blob.offsets[w.symbol])):
-        if w.space != current:
-            current = w.space
+    for (space, offset), users in sorted(places.items()):
+        if space != current:
+            current = space
             out.line()
-            out.line(f"    QFOLD_L{w.space}_SECTION")
-        size = len(w.weight.data_bytes)
+            out.line(f"    QFOLD_L{space}_SECTION")
+        size = len(users[0].weight.raw)
         out.line()
-        shape = "x".join(map(str, w.weight.shape))
-        out.line(f"/* {shape}x{w.weight.element_type}, sha256 {w.weight.sha256} */")
-        out.line(f"    .balign {_alignment(w)}")
-        out.line(f"    .globl {w.symbol}")
-        out.line(f"    .type {w.symbol}, %object")
-        out.line(f"    .size {w.symbol}, {max(1, size)}")
-        out.line(f"{w.symbol}:")
+        for w in users:
+            shape = "x".join(map(str, w.weight.shape))
+            out.line(f"/* {shape}x{w.weight.element_type}, sha256 {w.weight.sha256} */")
+        out.line(f"    .balign {max(_alignment(w) for w in users)}")
+        for w in users:
+            out.line(f"    .globl {w.symbol}")
+            out.line(f"    .type {w.symbol}, %object")
+            out.line(f"    .size {w.symbol}, {max(1, size)}")
+            out.line(f"{w.symbol}:")
         if size:
-            out.line(f'    .incbin "weights.bin", {blob.offsets[w.symbol]}, {size}')
+            out.line(f'    .incbin "weights.bin", {offset}, {size}')
         else:
             out.line("    .zero 1")
     out.line()

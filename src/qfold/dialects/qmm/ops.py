@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.utils import AbstractYieldOperation
+from xdsl.interfaces import HasCanonicalizationPatternsInterface
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 from xdsl.irdl import (
@@ -29,6 +30,7 @@ from xdsl.irdl import (
     traits_def,
 )
 from xdsl.parser import Parser
+from xdsl.pattern_rewriter import RewritePattern
 from xdsl.printer import Printer
 from xdsl.traits import ConstantLike, IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
@@ -67,7 +69,7 @@ class YieldOp(AbstractYieldOperation[Attribute]):
 
 
 @irdl_op_definition
-class ConstantOp(IRDLOperation):
+class ConstantOp(IRDLOperation, HasCanonicalizationPatternsInterface):
     """Constant tensor data as packed bytes.
 
     ```mlir
@@ -83,6 +85,12 @@ class ConstantOp(IRDLOperation):
 
     def __init__(self, value: WeightAttr):
         super().__init__(properties={"value": value}, result_types=[value.type])
+
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.dialects.qmm.canonicalization import FoldLayoutOfConstant
+
+        return (FoldLayoutOfConstant(),)
 
     def verify_(self) -> None:
         if self.value.type != self.result.type:
@@ -141,7 +149,7 @@ class _RuntimeQuantOp(GroupedOperation):
 
 
 @irdl_op_definition
-class QuantizeOp(_RuntimeQuantOp):
+class QuantizeOp(_RuntimeQuantOp, HasCanonicalizationPatternsInterface):
     """`q = saturate(roundeven(x / scale) + zero_point)`: ONNX QuantizeLinear, ties to even, NaN to the zero point.
 
     ```mlir
@@ -179,12 +187,18 @@ class QuantizeOp(_RuntimeQuantOp):
             result_types=[TensorType(storage, shape_of(x))],
         )
 
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.dialects.qmm.canonicalization import FoldQuantize
+
+        return (FoldQuantize(),)
+
     def verify_(self) -> None:
         self.verify_parameters(self.result, self.x)
 
 
 @irdl_op_definition
-class DequantizeOp(_RuntimeQuantOp):
+class DequantizeOp(_RuntimeQuantOp, HasCanonicalizationPatternsInterface):
     """`x = scale * (q - zero_point)`, the difference taken after widening: ONNX DequantizeLinear.
 
     ```mlir
@@ -218,6 +232,12 @@ class DequantizeOp(_RuntimeQuantOp):
             result_types=[TensorType(f32, shape_of(q))],
         )
 
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.dialects.qmm.canonicalization import FoldDequantize
+
+        return (FoldDequantize(),)
+
     def verify_(self) -> None:
         self.verify_parameters(self.q, self.result)
 
@@ -231,7 +251,7 @@ class _ContractionOp(EpilogueOperation):
 
 
 @irdl_op_definition
-class MatmulOp(_ContractionOp):
+class MatmulOp(_ContractionOp, HasCanonicalizationPatternsInterface):
     """`a @ b` over the last two dimensions in f32, batch dimensions broadcast.
 
     ```mlir
@@ -271,6 +291,12 @@ class MatmulOp(_ContractionOp):
             result_types=[TensorType(result_element_type, shape)],
         )
 
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.dialects.qmm.canonicalization import FoldTransposeIntoMatmul
+
+        return (FoldTransposeIntoMatmul(),)
+
     def verify_(self) -> None:
         expect_f32(self, self.a, self.b)
         self.verify_result(
@@ -284,7 +310,7 @@ class MatmulOp(_ContractionOp):
 
 
 @irdl_op_definition
-class DequantMatmulOp(_ContractionOp):
+class DequantMatmulOp(_ContractionOp, HasCanonicalizationPatternsInterface):
     """`a @ dequantize(W)`: an f32 activation [..., M, K] and an integer weight [K, N], or [N, K] with `transpose_b`.
 
     ```mlir
@@ -344,6 +370,12 @@ class DequantMatmulOp(_ContractionOp):
     def k_axis(self) -> int:
         """The dimension of the weight that is summed over."""
         return 1 if self.transpose_b is not None else 0
+
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.dialects.qmm.canonicalization import DropUnusedSum
+
+        return (DropUnusedSum(),)
 
     def verify_(self) -> None:
         expect_f32(self, self.a)
@@ -482,7 +514,7 @@ class ConvOp(_ContractionOp):
 
 
 @irdl_op_definition
-class DequantConvOp(_ContractionOp):
+class DequantConvOp(_ContractionOp, HasCanonicalizationPatternsInterface):
     """Convolution of an f32 x with an integer weight [M, C / groups, kernel...], quantised per tensor or along M (axis 0).
 
     ```mlir
@@ -543,6 +575,12 @@ class DequantConvOp(_ContractionOp):
             regions=[region_or_none(epilogue)],
             result_types=[TensorType(result_element_type, shape)],
         )
+
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.dialects.qmm.canonicalization import DropUnusedSum
+
+        return (DropUnusedSum(),)
 
     def verify_(self) -> None:
         expect_f32(self, self.x)

@@ -128,6 +128,16 @@ class QuantAttr(ParametrizedAttribute):
 
         return expand(self.scales), expand(self.zero_points)
 
+    def quantize(self, real: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """`saturate(roundeven(x / scale) + zero_point)` in f32, as QuantizeLinear defines it; NaN gives the zero point."""
+        scale, zero_point = self.broadcast(real.shape)
+        low, high = integer_range(self.storage)
+        with np.errstate(all="ignore"):
+            steps = np.rint(real.astype(np.float32) / scale).astype(np.float64)
+        # f64 holds the sum exactly wherever it is not far out of range.
+        values = np.clip(np.where(np.isnan(steps), 0.0, steps) + zero_point, low, high)
+        return values.astype(numpy_dtype(self.storage))
+
     def dequantize(self, quantized: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """`scale * (q - zero_point)` in f32, as DequantizeLinear defines it. An oracle: no pass calls this on a weight."""
         scale, zero_point = self.broadcast(quantized.shape)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects import arith, linalg, tensor
+from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import IndexType, UnitAttr
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects.contraction import shape_of
@@ -79,7 +79,7 @@ def import_gather(ctx: NodeContext) -> SSAValue:
 
     result = mapped(ctx.b, [(ctx.value(1), loops)], shape, type_, body)
     generic = result.owner
-    if axis == 0 and isinstance(generic, linalg.GenericOp):
+    if axis == 0 and isinstance(generic, Operation):
         generic.attributes[GATHER_MARK] = UnitAttr()
     return result
 

@@ -90,11 +90,11 @@ def _block_transform(ctx: NodeContext, to_space: bool) -> SSAValue:
     if len(shape) != 4:
         ctx.refuse(f"data of shape {list(shape)}", "two spatial dimensions")
     block = int(ctx.attr("blocksize"))
+    mode = ctx.attr("mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        ctx.invalid(f"mode is {mode!r}; expected DCR or CRD")
     n, c, h, w = shape
     if to_space:
-        mode = ctx.attr("mode", "DCR")
-        if mode not in ("DCR", "CRD"):
-            ctx.invalid(f"mode is {mode!r}; expected DCR or CRD")
         if block < 1 or c % (block * block):
             ctx.invalid(f"{c} channels do not hold blocks of {block} x {block}")
         depth = c // (block * block)
@@ -107,7 +107,7 @@ def _block_transform(ctx: NodeContext, to_space: bool) -> SSAValue:
         if block < 1 or h % block or w % block:
             ctx.invalid(f"{h} x {w} is not made of blocks of {block} x {block}")
         split = (n, c, h // block, block, w // block, block)
-        order = (0, 3, 5, 1, 2, 4)
+        order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
         result = (n, c * block * block, h // block, w // block)
     return ctx.b.reshape(ctx.b.transpose(ctx.b.reshape(x, split), order), result)
 

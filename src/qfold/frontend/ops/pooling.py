@@ -74,8 +74,8 @@ def windows_of(ctx: NodeContext) -> Windows:
     """The node's attributes, checked."""
     shape = ctx.type(0).get_shape()
     rank = len(shape) - 2
-    if rank not in (1, 2):
-        ctx.refuse(f"data of {len(shape)} dimensions", "1 or 2 spatial dimensions")
+    if rank < 1:
+        ctx.invalid(f"data of shape {list(shape)} has no spatial dimensions")
     spatial = list(shape[2:])
 
     def numbers(name: str, default: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from qfold.frontend.registry import onnx_op
 from qfold.frontend.shapes import normalize_axis
 from qfold.frontend.tensors import element_type_of_onnx
 from qfold.frontend.values import Array, Const, Quantized, Value, fits
+from qfold.ir.builder import TensorBuilder
 
 _DATA_TYPES = (*STORAGE_TYPES, i32)
 """What can be dequantised; i32 is for biases and accumulators."""
@@ -163,14 +165,15 @@ def import_dequantize_linear(ctx: NodeContext) -> SSAValue:
             f"an output of {_output_type(ctx, ctx.type(1).element_type)}", "an output of f32"
         )
     granularity = _granularity(ctx)
-    if ctx.const(1) is None:
-        scale, zero_point = _runtime_parameters(ctx, granularity, storage)
-        op = qmm.DequantizeOp(
-            ctx.value(0), None, runtime_scale=scale, runtime_zero_point=zero_point
-        )
-    else:
+    if _is_constant(ctx):
         op = qmm.DequantizeOp(ctx.value(0), _quant_attr(ctx, granularity, storage))
-    return ctx.b.insert(op).result
+        return ctx.b.insert(op).result
+    rows = _Rows(ctx, granularity)
+    scale, zero_point = _runtime_parameters(ctx, granularity, storage)
+    op = qmm.DequantizeOp(
+        rows.arrange(ctx.value(0)), None, runtime_scale=scale, runtime_zero_point=zero_point
+    )
+    return rows.restore(ctx.b.insert(op).result)
 
 
 def _quant_attr(ctx: NodeContext, granularity: Granularity, storage: IntegerType) -> QuantAttr:
@@ -184,23 +187,69 @@ def _quant_attr(ctx: NodeContext, granularity: Granularity, storage: IntegerType
     )
 
 
+class _Rows:
+    """The data of a node laid out so that scales computed at run time belong to its rows, as `qmm` takes them.
+
+    Per axis: that axis first, all others one row. Per block: the elements of a block last.
+    """
+
+    def __init__(self, ctx: NodeContext, granularity: Granularity):
+        self.b: TensorBuilder = ctx.b
+        shape = ctx.type(0).get_shape()
+        axis, block = granularity.axis, granularity.block_size
+        self.shape = shape
+        self.split: tuple[int, ...] = shape
+        self.permutation: tuple[int, ...] = tuple(range(len(shape)))
+        self.rows: tuple[int, ...] = shape
+        if axis is None:
+            return
+        if block is None:
+            self.permutation = (axis, *(d for d in range(len(shape)) if d != axis))
+            self.rows = (shape[axis], prod(n for d, n in enumerate(shape) if d != axis))
+            return
+        if shape[axis] % block:
+            ctx.refuse(
+                f"scales computed at run time for blocks of {block} along a dimension of {shape[axis]}",
+                "constant scales, or blocks of equal size",
+            )
+        self.split = (*shape[:axis], shape[axis] // block, block, *shape[axis + 1 :])
+        rank = len(self.split)
+        self.permutation = (*(d for d in range(rank) if d != axis + 1), axis + 1)
+        self.rows = tuple(self.split[d] for d in self.permutation)
+
+    def arrange(self, x: SSAValue) -> SSAValue:
+        """The data as rows."""
+        split = self.b.reshape(x, self.split)
+        return self.b.reshape(self.b.transpose(split, self.permutation), self.rows)
+
+    def restore(self, x: SSAValue) -> SSAValue:
+        """The inverse of `arrange`."""
+        moved = self.b.reshape(x, [self.split[d] for d in self.permutation])
+        back = self.b.transpose(moved, [int(d) for d in np.argsort(self.permutation)])
+        return self.b.reshape(back, self.shape)
+
+
+def _is_constant(ctx: NodeContext) -> bool:
+    """Whether scale and zero point are."""
+    return ctx.const(1) is not None and (not ctx.has_input(2) or ctx.const(2) is not None)
+
+
 def _runtime_parameters(
     ctx: NodeContext, granularity: Granularity, storage: Attribute
 ) -> tuple[SSAValue, SSAValue | None]:
-    """Scale and zero point that are computed at run time: one for all data."""
-    if ctx.type(1).element_type != f32:
-        ctx.refuse(f"a scale of {ctx.type(1).element_type}", "a scale of f32")
-    if granularity.axis is not None:
-        ctx.refuse(
-            f"a scale of shape {list(ctx.type(1).get_shape())} that is computed at run time",
-            "a constant scale, or one for all elements",
-        )
-    scale = ctx.b.reshape(ctx.value(1), ())
+    """Scale and zero point that are computed at run time, one for all data or for each row."""
+    scale_type = ctx.type(1)
+    if scale_type.element_type != f32:
+        ctx.refuse(f"a scale of {scale_type.element_type}", "a scale of f32")
+    shape = () if granularity.axis is None else scale_type.get_shape()
+    scale = ctx.b.reshape(ctx.value(1), shape)
     if not ctx.has_input(2):
         return scale, None
     if ctx.type(2).element_type != storage:
         ctx.invalid(f"the zero point is {ctx.type(2).element_type}, the data {storage}")
-    return scale, ctx.b.reshape(ctx.value(2), ())
+    if prod(ctx.type(2).get_shape()) != prod(shape):
+        ctx.invalid(f"the zero point is {ctx.type(2)}, the scale {scale_type}")
+    return scale, ctx.b.reshape(ctx.value(2), shape)
 
 
 def quantize_array(real: Array, quant: QuantAttr) -> npt.NDArray[Any]:
@@ -243,18 +292,19 @@ def import_quantize_linear(ctx: NodeContext) -> SSAValue:
         ctx.refuse(f"data of {ctx.type(0).element_type}", "data of f32")
     storage = _storage(ctx)
     granularity = _granularity(ctx)
-    if ctx.const(1) is None:
-        scale, zero_point = _runtime_parameters(ctx, granularity, storage)
-        op = qmm.QuantizeOp(
-            ctx.value(0),
-            None,
-            storage=storage,
-            runtime_scale=scale,
-            runtime_zero_point=zero_point,
-        )
-    else:
+    if _is_constant(ctx):
         op = qmm.QuantizeOp(ctx.value(0), _quant_attr(ctx, granularity, storage))
-    return ctx.b.insert(op).result
+        return ctx.b.insert(op).result
+    rows = _Rows(ctx, granularity)
+    scale, zero_point = _runtime_parameters(ctx, granularity, storage)
+    op = qmm.QuantizeOp(
+        rows.arrange(ctx.value(0)),
+        None,
+        storage=storage,
+        runtime_scale=scale,
+        runtime_zero_point=zero_point,
+    )
+    return rows.restore(ctx.b.insert(op).result)
 
 
 def _declared_storage(ctx: NodeContext) -> IntegerType:

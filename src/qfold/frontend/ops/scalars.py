@@ -172,7 +172,7 @@ def is_nan(b: ScalarBuilder, x: SSAValue) -> SSAValue:
 
 
 def convert(b: ScalarBuilder, source: Attribute, target: Attribute, x: SSAValue) -> SSAValue:
-    """ONNX's Cast. Float to integer truncates and saturates (NaN: 0); integers wrap; a bool is `x != 0`.
+    """ONNX's Cast. Float to integer truncates and saturates (NaN: 0), 4-bit ones wrap; integers wrap; a bool is `x != 0`.
 
     f64 is converted to f32 and bool only.
     """
@@ -183,14 +183,18 @@ def convert(b: ScalarBuilder, source: Attribute, target: Attribute, x: SSAValue)
         return compare(b, "ne", source, x, b.constant(0, signless(source)))
     if is_float(source):
         if is_float(target):
-            return b(
-                arith.ExtFOp if bit_width(target) > bit_width(source) else arith.TruncFOp, x, to
-            )
+            wider = bit_width(target) > bit_width(source)
+            return b(arith.ExtFOp if wider else arith.TruncFOp, x, to)
+        if bit_width(target) == 4:
+            # ONNX's reference wraps here, through a wider integer.
+            return b(arith.TruncIOp, b(arith.FPToSIOp, x, i32), to)
         return b(arith.FPToUIOp if is_unsigned(target) else arith.FPToSIOp, x, to)
     unsigned = is_unsigned(source) or source == i1
-    if is_float(target):
-        return b(arith.UIToFPOp if unsigned else arith.SIToFPOp, x, to)
     have = 1 if source == i1 else bit_width(source)
+    if is_float(target):
+        if have == 4:
+            x = b(arith.ExtUIOp if unsigned else arith.ExtSIOp, x, i8)
+        return b(arith.UIToFPOp if unsigned else arith.SIToFPOp, x, to)
     if bit_width(target) > have:
         return b(arith.ExtUIOp if unsigned else arith.ExtSIOp, x, to)
     return b(arith.TruncIOp, x, to) if bit_width(target) < have else x

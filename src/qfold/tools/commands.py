@@ -1,0 +1,196 @@
+"""What each verb of `qfold` does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+from xdsl.printer import Printer
+
+from qfold.backend.files import write_directory
+from qfold.backend.run import build, build_module
+from qfold.frontend import LoadedModel, load_model
+from qfold.frontend.onnx_frontend import parse_dims
+from qfold.tools import driver
+from qfold.tools.arrays import Array, load_npz, match_arrays, random_inputs, save_npz
+from qfold.tools.driver import Options
+from qfold.tools.errors import EXIT_CHECK_FAILED, EXIT_GOOD, ToolError
+from qfold.tools.project import interface_module, report_specs
+from qfold.tools.report import Report
+from qfold.tools.report_schema import problems_of
+from qfold.tools.report_view import print_report, summary_lines
+from qfold.tools.terminal import Terminal
+from qfold.tools.verify import verify
+from qfold.tools.verify_view import print_verification, verification_json
+from qfold.tools.weight_text import writing_weights
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """The options that a command line asks for."""
+    return Options(
+        dims=parse_dims(args.dim),
+        fuse=not getattr(args, "no_fuse", False),
+        hoist=not getattr(args, "no_hoist", False),
+        target=getattr(args, "target", "host"),
+        freeze_initializers=args.freeze_initializers,
+    )
+
+
+def _load(path: Path, terminal: Terminal) -> LoadedModel:
+    if path.is_dir():
+        raise ToolError(f"{path} is a directory; expected an ONNX model")
+    if not path.exists():
+        raise ToolError(f"{path} does not exist")
+    with terminal.step(f"Reading {path.name}"):
+        return load_model(path)
+
+
+def _compile(model: LoadedModel, options: Options, terminal: Terminal) -> driver.Compilation:
+    def on_pass(name: str, seconds: float) -> None:
+        if terminal.verbose:
+            terminal.remark(f"  {name}: {seconds:.3f} s")
+
+    with terminal.step("Compiling"):
+        return driver.compile_loaded(model, options, on_pass)
+
+
+def import_model(args: argparse.Namespace, terminal: Terminal) -> int:
+    """`qfold import`."""
+    model = _load(args.model, terminal)
+    with terminal.step("Importing"):
+        module = driver.import_tensor_module(model, options_of(args))
+    text = StringIO()
+    with writing_weights(args.output, args.weights_out, args.model):
+        printer = Printer(stream=text)
+        printer.print_op(module)
+        text.write("\n")
+    if args.output is None:
+        sys.stdout.write(text.getvalue())
+    else:
+        _write_text(args.output, text.getvalue())
+    return EXIT_GOOD
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Writes a file whole, or leaves what is there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def compile_model(args: argparse.Namespace, terminal: Terminal) -> int:
+    """`qfold compile`."""
+    model = _load(args.model, terminal)
+    compilation = _compile(model, options_of(args), terminal)
+    with terminal.step("Writing C"):
+        write_directory(args.output, driver.project_files(compilation))
+    if not terminal.quiet:
+        for line in summary_lines(compilation.report):
+            terminal.line(line)
+        terminal.line(f"wrote {args.output}: make -C {args.output} run")
+    return EXIT_GOOD
+
+
+def _read_report(directory: Path) -> Report:
+    path = directory / driver.REPORT_FILE
+    if not directory.is_dir():
+        raise ToolError(f"{directory} is not a directory")
+    if not path.is_file():
+        raise ToolError(f"{directory} holds no {path.name}: it is not an output of `qfold compile`")
+    try:
+        report: Report = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ToolError(f"{path} is not JSON: {error}") from error
+    problems = problems_of(report)
+    if problems:
+        raise ToolError(f"{path} is not a report of this version of qfold: {problems[0]}")
+    return report
+
+
+def show_report(args: argparse.Namespace, terminal: Terminal) -> int:
+    """`qfold report`."""
+    report = _read_report(args.directory)
+    if args.json:
+        sys.stdout.write(driver.report_text(report))
+    else:
+        print_report(report, terminal.out)
+    return EXIT_GOOD
+
+
+def run_model(args: argparse.Namespace, terminal: Terminal) -> int:
+    """`qfold run`."""
+    if args.model.is_dir():
+        report = _read_report(args.model)
+        interface = interface_module(report)
+        if args.inputs is None:
+            raise ToolError(f"--inputs is needed to run {args.model}: only the model tells which inputs make sense")
+        arrays = match_arrays(load_npz(args.inputs), report_specs(report, "inputs"), str(args.inputs))
+        with terminal.step("Building"):
+            executable = build(args.model, interface)
+    else:
+        model = _load(args.model, terminal)
+        options = options_of(args)
+        compilation = _compile(model, options, terminal)
+        arrays = inputs_for(args, compilation, model, options)
+        with terminal.step("Building"):
+            executable = build_module(compilation.kernels)
+    with closing(executable), terminal.step("Running"):
+        results = executable.run(arrays)
+    if args.output is not None:
+        save_npz(args.output, results)
+    if args.output is None or terminal.verbose:
+        _print_arrays(results, terminal)
+    return EXIT_GOOD
+
+
+def inputs_for(
+    args: argparse.Namespace,
+    compilation: driver.Compilation,
+    model: LoadedModel,
+    options: Options,
+) -> dict[str, Array]:
+    """The inputs that the command line names, or random ones."""
+    if args.inputs is not None:
+        return match_arrays(
+            load_npz(args.inputs), compilation.inputs, str(args.inputs), defaults=compilation.defaults
+        )
+    return random_inputs(driver.import_tensor_module(model, options), args.seed) | dict(
+        compilation.defaults
+    )
+
+
+def _print_arrays(arrays: dict[str, Array], terminal: Terminal) -> None:
+    for name, array in arrays.items():
+        shown: Any = np.array2string(
+            array, threshold=24, edgeitems=3, precision=6, suppress_small=False
+        )
+        terminal.out.print(Text(f"{name}: {array.dtype} {list(array.shape)}\n{shown}"))
+
+
+def verify_model(args: argparse.Namespace, terminal: Terminal) -> int:
+    """`qfold verify`."""
+    model = _load(args.model, terminal)
+    options = options_of(args)
+    compilation = _compile(model, options, terminal)
+    arrays = inputs_for(args, compilation, model, options)
+    expected = None
+    if args.expect is not None:
+        expected = match_arrays(
+            load_npz(args.expect), compilation.outputs, str(args.expect), by_position=True
+        )
+    result = verify(compilation, model, arrays, expected, terminal)
+    if args.json:
+        sys.stdout.write(json.dumps(verification_json(result), indent=1) + "\n")
+    else:
+        print_verification(result, terminal)
+    return EXIT_GOOD if result.ok else EXIT_CHECK_FAILED

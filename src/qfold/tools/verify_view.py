@@ -1,0 +1,115 @@
+"""The result of `qfold verify` as tables and as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from qfold.tools.comparison import FACTOR
+from qfold.tools.terminal import Terminal
+from qfold.tools.verify import Verification
+
+_WORST = 5
+"""Dispatches shown unless something fails or more is asked for."""
+
+
+def _number(value: float) -> str:
+    return "0" if value == 0 else f"{value:.3g}"
+
+
+def _mark(ok: bool) -> Text:
+    return Text("ok", style="green") if ok else Text("FAILED", style="bold red")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 or not name else "right", overflow="fold")
+    return table
+
+
+def print_verification(result: Verification, terminal: Terminal) -> None:
+    """What passed and what failed, and by how much."""
+    golden = any(o.golden for o in result.outputs)
+    columns = ["output", "max error", "f32 reference's own", "bound", "ratio", ""]
+    if golden:
+        columns[5:5] = ["to expected", "bound"]
+    table = _table("Outputs, against float64 end to end", *columns)
+    for o in result.outputs:
+        cells = [_number(o.error), _number(o.reference_error), _number(o.bound), f"{o.ratio:.3f}"]
+        if golden:
+            cells += [_number(o.golden.error), _number(o.golden.bound)] if o.golden else ["", ""]
+        table.add_row(Text(o.name), *cells, _mark(o.ok))
+    terminal.out.print(table)
+
+    ranked = sorted(result.dispatches, key=lambda d: (d.ok, -d.ratio))
+    failed = sum(not d.ok for d in ranked)
+    shown = ranked if terminal.verbose else ranked[: max(_WORST, min(failed, 20))]
+    table = _table(
+        f"Kernel calls, each on the inputs that it had: the {len(shown)} nearest to their bound of {len(ranked)}",
+        "kernel call",
+        "ONNX nodes",
+        "error",
+        "bound",
+        "ratio",
+        "",
+    )
+    table.columns[1].justify = "left"
+    for d in shown:
+        nodes = ", ".join(d.nodes[:2]) + (f" +{len(d.nodes) - 2}" if len(d.nodes) > 2 else "")
+        table.add_row(
+            Text(f"{d.ordinal} {d.symbol} {d.operand}"),
+            Text(nodes),
+            _number(d.error),
+            _number(d.bound),
+            f"{d.ratio:.3f}",
+            _mark(d.ok),
+        )
+    terminal.out.print(table)
+
+    table = _table("Audit of the object code", "check", "looked at", "")
+    table.columns[1].justify = "left"
+    for a in result.audit:
+        table.add_row(Text(a.check), Text(a.detail), _mark(a.ok))
+    terminal.out.print(table)
+    for a in result.audit:
+        for problem in a.problems:
+            terminal.line(f"{a.check}: {problem}", "red")
+    if golden:
+        terminal.line(
+            "The expected outputs are float results themselves: they may be off as far as an output may, hence twice the bound."
+        )
+    terminal.line(
+        f"bound = {FACTOR:g} x the f32 reference's own distance from float64, and a few ulp; see docs/numerics.md",
+        "dim",
+    )
+    verdict = "verified" if result.ok else "NOT verified"
+    terminal.line(f"{result.model}: {verdict}", "bold green" if result.ok else "bold red")
+
+
+def verification_json(result: Verification) -> dict[str, Any]:
+    """The same as data; infinities become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+        return value
+
+    return {
+        "schema": "qfold-verification",
+        "version": 1,
+        "model": result.model,
+        "ok": result.ok,
+        "factor": FACTOR,
+        "outputs": [plain({**asdict(o), "ratio": o.ratio, "ok": o.ok}) for o in result.outputs],
+        "dispatches": [plain({**asdict(d), "ok": d.ok}) for d in result.dispatches],
+        "audit": [plain({**asdict(a), "ok": a.ok}) for a in result.audit],
+    }

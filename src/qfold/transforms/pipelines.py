@@ -1,0 +1,80 @@
+"""The passes in order: tensor level to the kernel level that the backend prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from qfold.transforms import get_all_passes
+
+if TYPE_CHECKING:
+    from xdsl.context import Context
+    from xdsl.dialects.builtin import ModuleOp
+    from xdsl.passes import ModulePass
+
+_BOUNDARIES = frozenset({"qmm-bufferize", "qmm-plan-memory"})
+"""Passes after which a level is complete, and verified."""
+
+
+def _make(name: str, **options: Any) -> ModulePass:
+    return get_all_passes()[name]()(**options)
+
+
+def tensor_pipeline(*, fuse: bool = True, hoist: bool = True) -> tuple[ModulePass, ...]:
+    """The passes on tensors. `fuse`: dequantise inside of contractions; `hoist`: take the zero point out of their loops."""
+    names = ["qmm-raise-dequant", "qmm-canonicalize"]
+    if fuse:
+        names.append("qmm-fuse-dequant")
+        if hoist:
+            names.append("qmm-hoist-zero-point")
+    names += [
+        "qmm-linalg-cse",
+        "qmm-fold-constants",
+        "qmm-lower-quantization",
+        "qmm-fuse-epilogue",
+        "qmm-fuse-elementwise",
+    ]
+    return tuple(_make(name) for name in names)
+
+
+def kernel_pipeline(target: str = "host", *, check: bool = True) -> tuple[ModulePass, ...]:
+    """The passes from tensors to planned kernels for a target; `check` runs the independent checkers too."""
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("qmm-bufferize", {"target": target}),
+        ("qmm-verify-buffers", {}),
+        ("qmm-outline-kernels", {}),
+        ("qmm-select-kernels", {"target": target}),
+        ("qmm-plan-memory", {"target": target}),
+        ("qmm-check-plan", {}),
+    ]
+    checks = ("qmm-verify-buffers", "qmm-check-plan")
+    return tuple(_make(name, **options) for name, options in steps if check or name not in checks)
+
+
+def compile_pipeline(
+    target: str = "host", *, fuse: bool = True, hoist: bool = True, check: bool = True
+) -> tuple[ModulePass, ...]:
+    """All passes from what the frontend makes to what the backend prints."""
+    return (*tensor_pipeline(fuse=fuse, hoist=hoist), *kernel_pipeline(target, check=check))
+
+
+def run_passes(
+    ctx: Context,
+    module: ModuleOp,
+    passes: Iterable[ModulePass],
+    *,
+    verify_each: bool = False,
+    on_pass: Callable[[str, float], None] | None = None,
+) -> None:
+    """Run passes on `module`, verifying it where a level ends, or after each pass with `verify_each`.
+
+    `on_pass` hears of each pass and the seconds that it took. Raises what the passes and verifiers raise.
+    """
+    for step in passes:
+        start = perf_counter()
+        step.apply(ctx, module)
+        if on_pass is not None:
+            on_pass(step.name, perf_counter() - start)
+        if verify_each or step.name in _BOUNDARIES:
+            module.verify()

@@ -1,0 +1,67 @@
+"""Real networks: what they import to, and that it computes what their golden outputs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qfold.dialects import qmm
+from qfold.frontend import UnsupportedNodes, default_inputs, import_model, load_model
+from qfold.interpreters.run import run
+from tests.frontend.helpers import float_constants, import_checked, main_of, names_of, ops_of
+
+GOLDEN = (
+    "CCT_1_16_16_8",
+    "CCT_2_32_32_128",
+    "TinyViT_Demo",
+    "Transformer_DeepQuant",
+    "kernel_FP32_Conv_Regular_2D_Bias",
+    "kernel_FP32_GEMM_TransB",
+    "kernel_FP32_LayerNorm",
+    "kernel_FP32_MatMul",
+    "kernel_Mixed_Dequant",
+    "kernel_Mixed_Quant",
+)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_outputs(name: str, golden_model: Callable[[str], Path]):
+    folder = golden_model(name)
+    model = load_model(folder / "network.onnx")
+    module = import_checked(model.proto)
+    kinds = [n.op_type for n in model.proto.graph.node]
+    assert len(ops_of(module, qmm.MatmulOp)) == kinds.count("MatMul") + kinds.count("Gemm")
+    assert len(ops_of(module, qmm.ConvOp)) == kinds.count("Conv")
+    given = list(np.load(folder / "inputs.npz").values())
+    defaults = default_inputs(model)
+    names = names_of(main_of(module).arg_attrs)
+    arguments = [defaults[n] if n in defaults else given.pop(0).astype(np.float32) for n in names]
+    got = run(module, arguments)
+    for have, want in zip(got, np.load(folder / "outputs.npz").values(), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6 * float(np.abs(want).max()))
+
+
+@pytest.mark.parametrize(
+    "name", ["MLPerf_KeywordSpotting", "kernel_Integer_GEMM_Regular_RQPerColumn"]
+)
+def test_integer_networks_are_refused_by_name(name: str, golden_model: Callable[[str], Path]):
+    path = golden_model(name) / "network.onnx"
+    with pytest.raises(UnsupportedNodes) as error:
+        import_model(path)
+    nodes = [n for n in load_model(path).proto.graph.node if n.op_type == "RequantShift"]
+    assert {n.name for n in nodes} <= {r.node.name for r in error.value.reasons}
+
+
+def test_minilm(minilm_path: Path):
+    """36 weights and 3 tables: two of them integers behind Cast and Mul, read as they are."""
+    module = import_checked(load_model(minilm_path).proto, {"batch": 1, "sequence": 16})
+    found = ops_of(module, qmm.DequantizeOp)
+    assert len(found) == 38
+    readers = [use.operation.name for op in found for use in op.result.uses]
+    assert readers.count("qmm.matmul") == 36
+    assert {op.quant.axis for op in found} == {0, 1}
+    # token_type_embeddings is float in the file; nothing else of matrix size is.
+    assert [shape for shape in float_constants(module, 384 * 2) if len(shape) > 1] == [(2, 384)]
