@@ -456,7 +456,7 @@ def test_max_pool_of_integers_pads_with_the_lowest_value(dtype: str) -> None:
 def test_max_pool_indices_are_refused_by_name() -> None:
     node = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2], name="the_pool")
     model = model_of([node], {"x": floats(1, 1, 4, 4)}, ["y", "i"])
-    with pytest.raises(FrontendError, match="'the_pool'.*Indices"):
+    with pytest.raises(FrontendError, match=r"'the_pool'.*Indices"):
         import_model(model)
 
 
@@ -524,5 +524,5 @@ def test_reductions_of_nothing(operator: str) -> None:
 
 def test_half_precision_is_refused_by_name() -> None:
     node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT16, name="narrow")
-    with pytest.raises(FrontendError, match="'narrow'.*cast to f16"):
+    with pytest.raises(FrontendError, match=r"'narrow'.*cast to f16"):
         import_model(model_of([node], {"x": floats(2)}, ["y"]))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from qfold.frontend import FrontendError, import_model, load_model
+from qfold.frontend import FrontendError, UnsupportedNodes, import_model, load_model
 from tests.frontend.helpers import build, import_checked, node
 
 X = {"x": (np.float32, [2, 3])}
@@ -118,12 +118,24 @@ def test_no_outputs():
         import_model(model)
 
 
-@pytest.mark.parametrize("version", [1, 6, onnx.defs.onnx_opset_version() + 1])
+@pytest.mark.parametrize("version", [0, -3, onnx.defs.onnx_opset_version() + 1])
 def test_opset_out_of_range(version: int):
     model = matmul_model()
     model.opset_import[0].version = version
-    with pytest.raises(FrontendError, match=f"opset {version}; opsets 7 to"):
+    with pytest.raises(FrontendError, match=f"opset {version}; opsets 1 to"):
         import_model(model)
+
+
+def test_operators_that_changed_before_opset_7():
+    model = add_of(numpy_helper.from_array(np.ones((2, 3), np.float32), "c"))
+    model.opset_import[0].version = 6
+    with pytest.raises(
+        UnsupportedNodes, match="the definition of opset 6; supported: that of opset 7"
+    ):
+        import_model(model)
+    model = matmul_model()
+    model.opset_import[0].version = 1
+    import_checked(model)
 
 
 def test_no_opset():

@@ -85,7 +85,9 @@ def test_random_expressions_stay_within_their_bound(body: str, seed: int, size: 
     rng = np.random.default_rng(seed)
     module = elementwise(body, ["f32", "f32"], "f32", n)
     centre = (rng.standard_normal((2, n)) * size).astype(np.float32)
-    spread = np.where(rng.random((2, n)) < 0.5, 0.0, np.abs(centre) * 10.0 ** rng.uniform(-7, -2, (2, n)))
+    spread = np.where(
+        rng.random((2, n)) < 0.5, 0.0, np.abs(centre) * 10.0 ** rng.uniform(-7, -2, (2, n))
+    )
     inputs = [Bounded(c.astype(np.float64), e) for c, e in zip(centre, spread, strict=True)]
     (bounded,) = run(module, inputs, domain="bounded")
     for trial in range(4):
@@ -98,7 +100,9 @@ def test_random_expressions_stay_within_their_bound(body: str, seed: int, size: 
         assert bounded.contains(run_sloppily(module, list(single), trial)).all()
 
 
-def shuffled_sum(terms: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+def shuffled_sum(
+    terms: npt.NDArray[np.float32], rng: np.random.Generator
+) -> npt.NDArray[np.float32]:
     """The sum over the last axis in f32, in a random order and association."""
     parts = list(np.moveaxis(terms, -1, 0))
     while len(parts) > 1:
@@ -132,7 +136,9 @@ def sized(text: str, **sizes: int) -> ModuleOp:
 )
 def test_matmul_in_any_order_of_summation(m: int, k: int, n: int, spread: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    a = (rng.standard_normal((m, k)) * np.exp2(rng.uniform(-spread, spread, (m, k)))).astype(np.float32)
+    a = (rng.standard_normal((m, k)) * np.exp2(rng.uniform(-spread, spread, (m, k)))).astype(
+        np.float32
+    )
     b = rng.standard_normal((k, n)).astype(np.float32)
     (bounded,) = run(sized(MATMUL, M=m, K=k, N=n), [a, b], domain="bounded")
     worst = 0.0
@@ -145,7 +151,11 @@ def test_matmul_in_any_order_of_summation(m: int, k: int, n: int, spread: int, s
         for i in rng.permutation(k):
             fused = (fused + a[:, i : i + 1].astype(np.float64) * b[i]).astype(np.float32)
         assert bounded.contains(fused).all()
-        worst = max(worst, float(np.abs(y - bounded.value).max()), float(np.abs(fused - bounded.value).max()))
+        worst = max(
+            worst,
+            float(np.abs(y - bounded.value).max()),
+            float(np.abs(fused - bounded.value).max()),
+        )
     if m * n >= 4 and worst > 0:
         assert bounded.bound.max() <= LOOSE * worst
 
@@ -180,7 +190,9 @@ def test_hoisted_and_plain_kernels(zero: int, seed: int) -> None:
     text = HOISTED.replace("WEIGHT", f'#qmm.weight<"0x{w.tobytes().hex()}" : tensor<40x5xi8>>')
     text = text.replace("QUANT", f"#qmm.quant<i8, scale = 1.0e-2, zero_point = {zero}>")
     if zero == 0:
-        text = text.replace(" row_sum(%s)", "").replace(", tensor<3xf32>) -> tensor<3x5xf32>", ") -> tensor<3x5xf32>")
+        text = text.replace(" row_sum(%s)", "").replace(
+            ", tensor<3xf32>) -> tensor<3x5xf32>", ") -> tensor<3x5xf32>"
+        )
     a = (rng.standard_normal((3, 40)) + rng.standard_normal()).astype(np.float32)
     plain, hoisted = run(parse(text), [a], domain="bounded")
     np.testing.assert_allclose(plain.value, hoisted.value, rtol=1e-9, atol=1e-9)
@@ -201,25 +213,28 @@ def test_hoisted_and_plain_kernels(zero: int, seed: int) -> None:
 
 
 SOFTMAX = """
+  #ij = affine_map<(i, j) -> (i, j)>
+  #i = affine_map<(i, j) -> (i)>
+  #j = affine_map<(i, j) -> (j)>
   func.func @main(%x : tensor<4x33xf32>, %mask : tensor<33xf32>) -> tensor<4x33xf32> {
     %low = arith.constant 0xFF800000 : f32
     %zero = arith.constant 0.0 : f32
     %e = tensor.empty() : tensor<4x33xf32>
     %e1 = tensor.empty() : tensor<4xf32>
-    %masked = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (j)>, affine_map<(i, j) -> (i, j)>],
+    %masked = linalg.generic {indexing_maps = [#ij, #j, #ij],
         iterator_types = ["parallel", "parallel"]} ins(%x, %mask : tensor<4x33xf32>, tensor<33xf32>) outs(%e : tensor<4x33xf32>) {
     ^bb0(%a : f32, %b : f32, %o : f32):
       %r = arith.addf %a, %b : f32
       linalg.yield %r : f32
     } -> tensor<4x33xf32>
     %m0 = linalg.fill ins(%low : f32) outs(%e1 : tensor<4xf32>) -> tensor<4xf32>
-    %m = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>],
+    %m = linalg.generic {indexing_maps = [#ij, #i],
         iterator_types = ["parallel", "reduction"]} ins(%masked : tensor<4x33xf32>) outs(%m0 : tensor<4xf32>) {
     ^bb0(%a : f32, %acc : f32):
       %r = arith.maximumf %acc, %a : f32
       linalg.yield %r : f32
     } -> tensor<4xf32>
-    %p = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>, affine_map<(i, j) -> (i, j)>],
+    %p = linalg.generic {indexing_maps = [#ij, #i, #ij],
         iterator_types = ["parallel", "parallel"]} ins(%masked, %m : tensor<4x33xf32>, tensor<4xf32>) outs(%e : tensor<4x33xf32>) {
     ^bb0(%a : f32, %b : f32, %o : f32):
       %d = arith.subf %a, %b : f32
@@ -227,13 +242,13 @@ SOFTMAX = """
       linalg.yield %r : f32
     } -> tensor<4x33xf32>
     %s0 = linalg.fill ins(%zero : f32) outs(%e1 : tensor<4xf32>) -> tensor<4xf32>
-    %s = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>],
+    %s = linalg.generic {indexing_maps = [#ij, #i],
         iterator_types = ["parallel", "reduction"]} ins(%p : tensor<4x33xf32>) outs(%s0 : tensor<4xf32>) {
     ^bb0(%a : f32, %acc : f32):
       %r = arith.addf %a, %acc : f32
       linalg.yield %r : f32
     } -> tensor<4xf32>
-    %y = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>, affine_map<(i, j) -> (i, j)>],
+    %y = linalg.generic {indexing_maps = [#ij, #i, #ij],
         iterator_types = ["parallel", "parallel"]} ins(%p, %s : tensor<4x33xf32>, tensor<4xf32>) outs(%e : tensor<4x33xf32>) {
     ^bb0(%a : f32, %b : f32, %o : f32):
       %r = arith.divf %a, %b : f32
@@ -267,7 +282,12 @@ def test_softmax_with_a_mask() -> None:
         ("%r = math.floor %a0 : f32", [(1.5, 0.25), (2.1, 0.25)], [0, 1], [0, 1]),
         ("%r = math.roundeven %a0 : f32", [(0.5, 0.1), (0.3, 0.1)], [1, 0], [1, 0]),
         # A division whose divisor may be zero says nothing.
-        ("%c = arith.constant 1.0 : f32\n%r = arith.divf %c, %a0 : f32", [(0.1, 0.2)], [np.inf], [np.inf]),
+        (
+            "%c = arith.constant 1.0 : f32\n%r = arith.divf %c, %a0 : f32",
+            [(0.1, 0.2)],
+            [np.inf],
+            [np.inf],
+        ),
         ("%r = math.log %a0 : f32", [(0.1, 0.2)], [np.inf], [np.inf]),
         ("%r = math.rsqrt %a0 : f32", [(1.0, 0.5)], [0.414], [0.4143]),
         # relu as a select: near zero the branch is unsure, and the result still within the input's error.
@@ -287,7 +307,12 @@ def test_softmax_with_a_mask() -> None:
             [1.0, 0.0],
         ),
         ("%r = math.sin %a0 : f32", [(1.0, 0.25), (1.0, 100.0)], [0.1, 1.8], [0.2501, 2.1]),
-        ("%c = arith.constant 2.0 : f32\n%r = math.powf %a0, %c : f32", [(-3.0, 0.1)], [0.61], [0.63]),
+        (
+            "%c = arith.constant 2.0 : f32\n%r = math.powf %a0, %c : f32",
+            [(-3.0, 0.1)],
+            [0.61],
+            [0.63],
+        ),
     ],
 )
 def test_propagation(
@@ -295,12 +320,30 @@ def test_propagation(
 ) -> None:
     pairs = np.array(x)
     (y,) = run(
-        elementwise(body, ["f32"], "f32", len(x)), [Bounded(pairs[:, 0], pairs[:, 1])], domain="bounded"
+        elementwise(body, ["f32"], "f32", len(x)),
+        [Bounded(pairs[:, 0], pairs[:, 1])],
+        domain="bounded",
     )
-    assert (np.array(low) <= y.bound + 1e-12).all() and (y.bound <= np.array(high) + 1e-6).all(), y.bound
+    assert (np.array(low) <= y.bound + 1e-12).all() and (y.bound <= np.array(high) + 1e-6).all(), (
+        y.bound
+    )
 
 
-INTEGER = ["addi", "subi", "muli", "minsi", "maxsi", "minui", "maxui", "divsi", "floordivsi", "shrsi", "shli", "xori", "remsi"]
+INTEGER = [
+    "addi",
+    "subi",
+    "muli",
+    "minsi",
+    "maxsi",
+    "minui",
+    "maxui",
+    "divsi",
+    "floordivsi",
+    "shrsi",
+    "shli",
+    "xori",
+    "remsi",
+]
 
 
 @settings(max_examples=150)
@@ -316,7 +359,11 @@ def test_integers_that_may_be_off_by_steps(name: str, seed: int, second: bool) -
     x = rng.integers(-120, 121, n).astype(np.int8)
     y = rng.integers(0 if name in ("shrsi", "shli") else -9, 9, n).astype(np.int8)
     ex = rng.integers(0, 4, n).astype(np.float64)
-    ey = rng.integers(0, 2, n).astype(np.float64) if second and name not in ("shrsi", "shli") else np.zeros(n)
+    ey = (
+        rng.integers(0, 2, n).astype(np.float64)
+        if second and name not in ("shrsi", "shli")
+        else np.zeros(n)
+    )
     module = elementwise(body, ["i8", "i8"], "i32", n)
     (bounded,) = run(module, [Bounded(x, ex), Bounded(y, ey)], domain="bounded")
     for _ in range(4):

@@ -82,7 +82,8 @@ def test_reinterpret_cast_of_a_part_counts_from_the_buffer(domain: Any) -> None:
 def test_views_stay_inside_their_buffer() -> None:
     text = """
       func.func @main(%y : memref<4xf32> {qmm.role = "output"}) {
-        %p = memref.reinterpret_cast %y to offset: [1], sizes: [2], strides: [3] : memref<4xf32> to memref<2xf32, strided<[3], offset: 1>>
+        %p = memref.reinterpret_cast %y to offset: [1], sizes: [2], strides: [3]
+            : memref<4xf32> to memref<2xf32, strided<[3], offset: 1>>
         func.return
       }
     """
@@ -107,8 +108,9 @@ ARENA = (
     func.return
   }
   func.func private @add(%x : memref<2x3xf32, 2>, %z : memref<2x3xf32, 2>, %y : memref<2x3xf32, 2>) {
-    linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>],
-        iterator_types = ["parallel", "parallel"]} ins(%x, %z : memref<2x3xf32, 2>, memref<2x3xf32, 2>) outs(%y : memref<2x3xf32, 2>) {
+    linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>],
+        iterator_types = ["parallel", "parallel"]}
+        ins(%x, %z : memref<2x3xf32, 2>, memref<2x3xf32, 2>) outs(%y : memref<2x3xf32, 2>) {
     ^bb0(%a : f32, %b : f32, %out : f32):
       %two = arith.constant 2.0 : f32
       %m = arith.mulf %a, %two : f32

@@ -64,7 +64,9 @@ def parameters(
     rng: np.random.Generator, storage: IntegerType, shape: tuple[int, ...], symmetric: bool
 ) -> tuple[Any, Any]:
     scale = np.exp(rng.uniform(-3, 0, shape)).astype(np.float32)
-    zero = np.zeros(shape, np.int64) if symmetric else quantised(rng, storage, shape).astype(np.int64)
+    zero = (
+        np.zeros(shape, np.int64) if symmetric else quantised(rng, storage, shape).astype(np.int64)
+    )
     return scale, zero
 
 
@@ -131,7 +133,9 @@ def test_dequant_matmul(
         want = np.maximum(want + bias, 0)
 
     stored = w.T if transposed else w
-    stored_scale, stored_zero = (scale.T, zero.T) if transposed and granularity == "block" else (scale, zero)
+    stored_scale, stored_zero = (
+        (scale.T, zero.T) if transposed and granularity == "block" else (scale, zero)
+    )
     k_axis = 1 if transposed else 0
     quant = QuantAttr.get(
         storage,
@@ -235,7 +239,10 @@ def test_dequant_conv(
 
     kernel, strides, dilations = draw(1, 3), draw(1, 2), draw(1, 2)
     pads = draw(0, 2) + draw(0, 2)
-    spatial = tuple(d * (k - 1) + 1 + data.draw(st.integers(0, 3)) for k, d in zip(kernel, dilations, strict=True))
+    spatial = tuple(
+        d * (k - 1) + 1 + data.draw(st.integers(0, 3))
+        for k, d in zip(kernel, dilations, strict=True)
+    )
     group, filters = data.draw(st.integers(1, 2)), groups * data.draw(st.integers(1, 2))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
     x = rng.standard_normal((2, groups * group, *spatial)).astype(np.float32)
@@ -248,7 +255,10 @@ def test_dequant_conv(
     real = scale.astype(np.float64).reshape(shaped) * (w.astype(np.int64) - zero.reshape(shaped))
     want = naive_conv(x, real, groups, strides, pads, dilations)
     window: dict[str, Any] = {
-        "strides": strides, "pads": pads, "dilations": dilations, "groups": groups,
+        "strides": strides,
+        "pads": pads,
+        "dilations": dilations,
+        "groups": groups,
     }
     needs_sum = hoisted and not quant.is_symmetric
 
@@ -273,9 +283,14 @@ def test_dequant_conv(
             b.insert(qkernel.WindowSumOp(args[0], sums, kernel_shape=kernel, **window))
         b.insert(
             qkernel.DequantConvOp(
-                args[0], args[1], args[2], args[-1],
+                args[0],
+                args[1],
+                args[2],
+                args[-1],
                 zero_point=None if quant.is_symmetric else args[3],
-                window_sum=sums, hoisted=hoisted, **window,
+                window_sum=sums,
+                hoisted=hoisted,
+                **window,
             )
         )
 
@@ -298,7 +313,8 @@ def naive_conv(
         x.astype(np.float64), [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
     )
     out = tuple(
-        (padded.shape[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
+        (padded.shape[2 + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i in range(rank)
     )
     y = np.zeros((x.shape[0], w.shape[0], *out))
     group, per = w.shape[1], w.shape[0] // groups
@@ -319,7 +335,9 @@ def naive_conv(
 def test_matmul(ta: bool, tb: bool) -> None:
     a, b = random(0, 2, 1, 4, 5), random(1, 3, 5, 6)
     want = a.astype(np.float64) @ b
-    stored = [np.ascontiguousarray(np.swapaxes(x, -1, -2)) if t else x for x, t in ((a, ta), (b, tb))]
+    stored = [
+        np.ascontiguousarray(np.swapaxes(x, -1, -2)) if t else x for x, t in ((a, ta), (b, tb))
+    ]
 
     def on_tensors(builder: Builder, args: Any) -> SSAValue:
         return builder.insert(qmm.MatmulOp(args[0], args[1], transpose_a=ta, transpose_b=tb)).result
@@ -334,7 +352,12 @@ def test_matmul(ta: bool, tb: bool) -> None:
 
 def test_conv() -> None:
     x, w = random(0, 1, 4, 6, 5), random(1, 6, 2, 3, 2)
-    window: dict[str, Any] = {"strides": (2, 1), "pads": (1, 0, 2, 1), "dilations": (1, 2), "groups": 2}
+    window: dict[str, Any] = {
+        "strides": (2, 1),
+        "pads": (1, 0, 2, 1),
+        "dilations": (1, 2),
+        "groups": 2,
+    }
     want = naive_conv(x, w.astype(np.float64), 2, (2, 1), (1, 0, 2, 1), (1, 2))
 
     def on_tensors(b: Builder, args: Any) -> SSAValue:
@@ -355,7 +378,12 @@ def test_dequant_gather(storage: IntegerType, granularity: str) -> None:
     table = quantised(rng, storage, (6, 5))
     shape = {"tensor": (), "rows": (6,), "columns": (5,), "block": (6, 2)}[granularity]
     scale, zero = parameters(rng, storage, shape, False)
-    axis, block = {"tensor": (None, None), "rows": (0, None), "columns": (1, None), "block": (1, 3)}[granularity]
+    axis, block = {
+        "tensor": (None, None),
+        "rows": (0, None),
+        "columns": (1, None),
+        "block": (1, 3),
+    }[granularity]
     quant = QuantAttr.get(storage, scale, zero, axis=axis, block_size=block)
     wide_scale, wide_zero = scale.astype(np.float64), zero
     if granularity == "rows":
@@ -404,7 +432,9 @@ def test_quantize(kind: str, zero: int, expected: list[int], domain: Any) -> Non
 def test_quantize_near_a_step_is_bounded_by_a_step() -> None:
     """x / scale lands within rounding of a tie: either neighbour is right, so the bound is one step there and none elsewhere."""
     x = np.float32([0.25, 0.3, 0.2500001, 1.9, 0, 0, 0, 0])
-    text = QUANTIZE.replace("TYPE", "ui8").replace("ZP", "128").replace("scale = 0.5", "scale = 0.1")
+    text = (
+        QUANTIZE.replace("TYPE", "ui8").replace("ZP", "128").replace("scale = 0.5", "scale = 0.1")
+    )
     (q,) = run(parse(text.replace("0.1", "1.000000e-01")), [x], domain="bounded")
     assert q.bound.tolist()[:2] == [1.0, 0.0]
     assert q.bound[3:].max() == 0

@@ -106,7 +106,8 @@ ORDERED: dict[str, Callable[[float, float], bool]] = {
 
 @pytest.mark.parametrize("domain", ["exact", "f64", "bounded"])
 @pytest.mark.parametrize(
-    "predicate", ["false", "ord", "uno", "true", *("o" + p for p in ORDERED), *("u" + p for p in ORDERED)]
+    "predicate",
+    ["false", "ord", "uno", "true", *("o" + p for p in ORDERED), *("u" + p for p in ORDERED)],
 )
 def test_cmpf(predicate: str, domain: Any) -> None:
     def expected(a: float, b: float) -> bool:
@@ -117,7 +118,9 @@ def test_cmpf(predicate: str, domain: Any) -> None:
             return nan == (predicate == "uno")
         return predicate[0] == "u" if nan else ORDERED[predicate[1:]](a, b)
 
-    module = elementwise(f"%r = arith.cmpf {predicate}, %a0, %a1 : f32", ["f32", "f32"], "i1", len(FA))
+    module = elementwise(
+        f"%r = arith.cmpf {predicate}, %a0, %a1 : f32", ["f32", "f32"], "i1", len(FA)
+    )
     (y,) = run(module, [FA, FB], domain=domain)
     y = y.value if domain == "bounded" else y
     want = [expected(a, b) for a, b in zip(FA.tolist(), FB.tolist(), strict=True)]
@@ -128,7 +131,9 @@ FLOAT: dict[str, Callable[[float, float], float]] = {
     "addf": lambda a, b: a + b,
     "subf": lambda a, b: a - b,
     "mulf": lambda a, b: a * b,
-    "maximumf": lambda a, b: math.nan if math.isnan(a + b) and (a != -b or math.isnan(a)) else max(a, b),
+    "maximumf": lambda a, b: (
+        math.nan if math.isnan(a + b) and (a != -b or math.isnan(a)) else max(a, b)
+    ),
     "maxnumf": lambda a, b: b if math.isnan(a) else a if math.isnan(b) else max(a, b),
     "minnumf": lambda a, b: b if math.isnan(a) else a if math.isnan(b) else min(a, b),
 }
@@ -199,8 +204,18 @@ def test_unary_floats(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "values", "expected"),
     [
-        ("fptosi", "i8", [1.9, -1.9, 127.5, 300.0, -300.0, math.nan, math.inf], [1, -1, 127, 127, -128, 0, 127]),
-        ("fptoui", "i8", [1.9, -1.9, 127.5, 300.0, 200.0, math.nan, -math.inf], [1, 0, 127, -1, -56, 0, 0]),
+        (
+            "fptosi",
+            "i8",
+            [1.9, -1.9, 127.5, 300.0, -300.0, math.nan, math.inf],
+            [1, -1, 127, 127, -128, 0, 127],
+        ),
+        (
+            "fptoui",
+            "i8",
+            [1.9, -1.9, 127.5, 300.0, 200.0, math.nan, -math.inf],
+            [1, 0, 127, -1, -56, 0, 0],
+        ),
         ("fptosi", "i64", [1e30, -1e30, 2.5], [2**63 - 1, -(2**63), 2]),
         ("fptoui", "i64", [1e30, -1.0, 2.0**63], [-1, 0, -(2**63)]),
         ("fptosi", "i32", [2147483648.0, -2147483648.0], [2**31 - 1, -(2**31)]),
@@ -226,8 +241,20 @@ def test_float_to_integer_saturates(
         ("%r = arith.sitofp %a0 : i8 to f32", "i8", "f32", np.int8([-3, 100]), [-3.0, 100.0]),
         ("%r = arith.uitofp %a0 : i8 to f32", "i8", "f32", np.int8([-3, 100]), [253.0, 100.0]),
         ("%r = arith.uitofp %a0 : i1 to f32", "i1", "f32", np.array([True, False]), [1.0, 0.0]),
-        ("%r = arith.extf %a0 : f32 to f64", "f32", "f64", np.float32([0.1]), [float(np.float32(0.1))]),
-        ("%r = arith.truncf %a0 : f64 to f32", "f64", "f32", np.float64([0.1]), [float(np.float32(0.1))]),
+        (
+            "%r = arith.extf %a0 : f32 to f64",
+            "f32",
+            "f64",
+            np.float32([0.1]),
+            [float(np.float32(0.1))],
+        ),
+        (
+            "%r = arith.truncf %a0 : f64 to f32",
+            "f64",
+            "f32",
+            np.float64([0.1]),
+            [float(np.float32(0.1))],
+        ),
         ("%r = arith.bitcast %a0 : f32 to i32", "f32", "i32", np.float32([1.0]), [0x3F800000]),
         ("%r = math.ctlz %a0 : i32", "i32", "i32", np.int32([0, 1, -1, 65536]), [32, 31, 0, 15]),
         ("%r = math.cttz %a0 : i32", "i32", "i32", np.int32([0, 1, 8]), [32, 0, 3]),

@@ -322,6 +322,15 @@ def test_pad_of_an_early_value_waits_for_the_fill():
     check_levels(module([(2, 3)], build))
 
 
+def test_pad_of_a_concat_waits_for_the_fill():
+    def build(b: B, x: V, y: V):
+        both = b.concat([x, double(b, y)], 0)
+        return [b.pad(both, [0, 1], [0, 1], 3.0), b.pad(total(b, y, 0), [1], [1], 4.0)]
+
+    # Only the input is copied.
+    assert copies(check_levels(module([(1, 2), (1, 2)], build))) == 1
+
+
 def test_insertions_that_overlap_keep_their_order():
     def build(b: B, x: V, y: V):
         base = b.fill((4, 4), f32, 1.0)

@@ -16,7 +16,7 @@ from qfold.dialects.element_types import i4, i8, ui4, ui8
 from qfold.frontend.values import Const, Quantized, Value
 
 if TYPE_CHECKING:
-    from qfold.frontend.importer import NodeContext
+    from qfold.frontend.context import NodeContext
 
 Rule: TypeAlias = "Callable[[NodeContext], Sequence[Value] | None]"
 """The node's outputs, or None to let it be folded or imported like any other."""

@@ -16,9 +16,6 @@ from qfold.frontend.errors import FrontendError
 from qfold.frontend.graph import subgraphs
 from qfold.frontend.registry import canonical_domain
 
-OLDEST_OPSET = 7
-"""Opset 7 brought numpy broadcasting; older models state it by attributes that are not read here."""
-
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto"
 
 
@@ -124,8 +121,6 @@ def load_model(
         uses_onnx = any(canonical_domain(node.domain) == "" for node in model.graph.node)
         if uses_onnx:
             raise FrontendError(f"{name} uses ONNX operators but imports no version of them")
-    elif not OLDEST_OPSET <= version <= newest:
-        raise FrontendError(
-            f"{name} uses opset {version}; opsets {OLDEST_OPSET} to {newest} are supported"
-        )
+    elif not 1 <= version <= newest:
+        raise FrontendError(f"{name} uses opset {version}; opsets 1 to {newest} are supported")
     return LoadedModel(model, directory, opsets, name)

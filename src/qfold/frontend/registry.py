@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from xdsl.ir import SSAValue
 
 if TYPE_CHECKING:
-    from qfold.frontend.importer import NodeContext
+    from qfold.frontend.context import NodeContext
 
 Importer: TypeAlias = "Callable[[NodeContext], SSAValue | Sequence[SSAValue]]"
 """Emits the ops of one node; returns one SSA value per node output (a bare value stands for the first)."""

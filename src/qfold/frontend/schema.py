@@ -23,6 +23,9 @@ _KINDS: dict[int, str] = {
     AttributeProto.STRINGS: "a list of strings",
 }
 
+OLDEST_OPSET = 7
+"""Opset 7 brought numpy broadcasting. Of older models, operators are read that opset 7 did not change."""
+
 
 @lru_cache(maxsize=1024)
 def find_schema(domain: str, op_type: str, opset: int) -> OpSchema | None:
@@ -67,6 +70,14 @@ def check_node(node: NodeProto, schema: OpSchema, ref: NodeRef) -> None:
             found = _KINDS.get(attribute.type, "of another kind")
             wanted = _KINDS.get(kind, "of another kind")
             raise FrontendError(f"{ref}: attribute '{name}' is {found}; expected {wanted}")
+
+
+def is_too_old(schema: OpSchema, ref: NodeRef) -> bool:
+    """Whether `schema` is a definition from before `OLDEST_OPSET` that this opset replaced."""
+    if ref.domain or ref.opset >= OLDEST_OPSET:
+        return False
+    later = find_schema(ref.domain, ref.op_type, OLDEST_OPSET)
+    return later is None or later.since_version != schema.since_version
 
 
 def is_deterministic(schema: OpSchema) -> bool:

@@ -89,7 +89,9 @@ def rounded(element_type: Attribute, value: Array, error: _Error, ulps: float = 
     exact arguments is exact.
     """
     size = np.abs(value) + error
-    bound = error + size * (2 * ulps * unit(element_type)) + ulps * 2 * _UNDERFLOW[type(element_type)]
+    bound = (
+        error + size * (2 * ulps * unit(element_type)) + ulps * 2 * _UNDERFLOW[type(element_type)]
+    )
     bound = np.where(size > _LARGEST[type(element_type)], np.inf, bound)
     return settle(value, bound, error)
 
@@ -119,7 +121,11 @@ class BoundedDomain(Domain):
         return ByteBuffer(size, 8, bounded=True)
 
     def writable(self, array: Value, element_type: Attribute) -> Value:
-        if isinstance(array, Bounded) and array.value.flags.writeable and array.bound.flags.writeable:
+        if (
+            isinstance(array, Bounded)
+            and array.value.flags.writeable
+            and array.bound.flags.writeable
+        ):
             return array
         value, error = split(array)
         value = value.astype(self.dtype(element_type))
@@ -138,7 +144,9 @@ class BoundedDomain(Domain):
     def exact(self, x: Value) -> Array:
         value, error = split(x)
         if np.any(error):
-            raise ValueError("a number that must be exact (an index, a scale) carries an error bound")
+            raise ValueError(
+                "a number that must be exact (an index, a scale) carries an error bound"
+            )
         return value
 
     def _map_value(self, function: Callable[[Array], Array], x: Value) -> Value:
@@ -207,7 +215,9 @@ class BoundedDomain(Domain):
 
     def compare(self, name: str, predicate: int, a: Value, b: Value) -> Value:
         (x, ex), (y, ey) = split(a), split(b)
-        compare = elementwise.compare_integers if name == "arith.cmpi" else elementwise.compare_floats
+        compare = (
+            elementwise.compare_integers if name == "arith.cmpi" else elementwise.compare_floats
+        )
         result = compare(predicate, x, y)
         if is_exact(ex) and is_exact(ey):
             return result
@@ -389,9 +399,7 @@ def _elementary_error(
     return deviation
 
 
-def _power_error(
-    result: Array, values: tuple[Array, ...], errors: tuple[_Error, ...]
-) -> _Error:
+def _power_error(result: Array, values: tuple[Array, ...], errors: tuple[_Error, ...]) -> _Error:
     """a^b is monotone in each argument for a > 0; for any other a, |a|^n is in |a| when n is an exact whole number."""
     (a, b), (ea, eb) = values, errors
     low, high = a - ea, a + ea

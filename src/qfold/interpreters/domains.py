@@ -121,7 +121,9 @@ class Domain(ABC):
     def reinterpret(self, source: Attribute, target: Attribute, x: Value) -> Value:
         """The same bits as another type of equal width: `ui8` and `i8` ..."""
         if bit_width(source) != bit_width(target) or is_float(source) or is_float(target):
-            raise TypeError(f"cannot cast {source} to {target}: only integers of equal width are the same bits")
+            raise TypeError(
+                f"cannot cast {source} to {target}: only integers of equal width are the same bits"
+            )
 
         def view(values: Array) -> Array:
             return elementwise.wrap(
@@ -178,7 +180,9 @@ class PlainDomain(Domain):
         return elementwise.integer_op(name, element_type, *map(np.asarray, args))
 
     def compare(self, name: str, predicate: int, a: Value, b: Value) -> Value:
-        compare = elementwise.compare_integers if name == "arith.cmpi" else elementwise.compare_floats
+        compare = (
+            elementwise.compare_integers if name == "arith.cmpi" else elementwise.compare_floats
+        )
         return compare(predicate, np.asarray(a), np.asarray(b))
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
@@ -225,7 +229,9 @@ def matmul(x: Array, y: Array, dtype: np.dtype[Any]) -> Array:
         return np.matmul(x.astype(dtype, copy=False), y.astype(dtype, copy=False))
     depth = x.shape[-1]
     if x.size and y.size:
-        largest = float(np.abs(x.astype(np.float64)).max()) * float(np.abs(y.astype(np.float64)).max())
+        largest = float(np.abs(x.astype(np.float64)).max()) * float(
+            np.abs(y.astype(np.float64)).max()
+        )
         if largest * depth < 2.0**53:
             wide = np.matmul(x.astype(np.float64), y.astype(np.float64))
             return wide.astype(np.int64).astype(dtype)
@@ -256,5 +262,3 @@ def convert_exactly(
             x = x.astype(numpy_dtype(source))
         return np.asarray(x).view(numpy_dtype(target)).astype(dtype, copy=False)
     raise NotImplementedError(f"conversion {name}")
-
-

@@ -167,7 +167,9 @@ def contract(
         """[batch..., first, second] from one dimension per loop."""
         full = np.broadcast_to(
             part, [shape[j] if j in depth else part.shape[j] for j in loops]
-        ).transpose(*batch, *first, *second, *(j for j in loops if j not in {*batch, *first, *second}))
+        ).transpose(
+            *batch, *first, *second, *(j for j in loops if j not in {*batch, *first, *second})
+        )
         sizes = [shape[j] for j in batch]
         return full.reshape(
             *sizes,
@@ -235,9 +237,7 @@ class StructuredRun:
                 self.domain.writable(map_parts(np.copy, v), t)
                 for v, t in zip(self.inits, types, strict=True)
             ]
-        combiners = [
-            match_combiner(self.block, i, a) for i, a in enumerate(self.accumulators)
-        ]
+        combiners = [match_combiner(self.block, i, a) for i, a in enumerate(self.accumulators)]
         known = [c for c in combiners if c is not None]
         if self.reductions and len(known) == len(combiners):
             for box in slabs(self.box, self.parallel, CHUNK):
@@ -463,9 +463,7 @@ def _register() -> None:
     operations: list[type[Operation]] = list(linalg.Linalg.operations)
     for operation in operations:
         if issubclass(operation, LinalgStructuredOperation) and operation not in own:
-            setattr(
-                LinalgFunctions, f"run_{operation.name}", impl(operation)(_run_structured)
-            )
+            setattr(LinalgFunctions, f"run_{operation.name}", impl(operation)(_run_structured))
     register_impls(LinalgFunctions)
 
 

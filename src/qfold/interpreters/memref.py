@@ -71,15 +71,13 @@ class MemRefFunctions(DomainFunctions):
     def run_get_global(
         self, interpreter: Interpreter, op: memref.GetGlobalOp, args: PythonValues
     ) -> PythonValues:
-        definition = interpreter.get_op_for_symbol(op.name_)
-        if not isinstance(definition, memref.GlobalOp):
-            raise InterpretationError(f"{op.name_} is not a memref.global")
-        of_type = element_type(definition.type)
-
         def load() -> Value:
-            return self.domain.constant(global_array(definition), of_type)
+            definition = interpreter.get_op_for_symbol(op.name_)
+            if not isinstance(definition, memref.GlobalOp):
+                raise InterpretationError(f"{op.name_} is not a memref.global")
+            return self.domain.constant(global_array(definition), element_type(definition.type))
 
-        return (interpreter.get_data(MemRefFunctions, definition.sym_name.data, load),)
+        return (interpreter.get_data(MemRefFunctions, op.name_.string_value(), load),)
 
     @impl(memref.AllocOp)
     def run_alloc(
@@ -165,7 +163,9 @@ class MemRefFunctions(DomainFunctions):
         source_type = cast(MemRefType[Attribute], op.source.type)
         start, layout = source_type.get_offset(), source_type.get_strides()
         if start is None or layout is None:
-            raise InterpretationError(f"memref.reinterpret_cast of {source_type}, whose layout is dynamic")
+            raise InterpretationError(
+                f"memref.reinterpret_cast of {source_type}, whose layout is dynamic"
+            )
 
         def view(part: Array) -> Array:
             step = element_step(part, layout)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import numpy as np
 from xdsl.dialects.builtin import DenseArrayBase, IntegerType, f32, i32
 from xdsl.interpreter import (
@@ -37,15 +40,18 @@ from qfold.interpreters.scalar import DomainFunctions
 from qfold.interpreters.values import Array, Value, map_parts
 
 
-def groups_of(op: IRDLOperation, args: PythonValues) -> dict[str, tuple[Value, ...]]:
-    """The arguments of an op by the name of its operand definition; optional ones that are absent are empty."""
+_T = TypeVar("_T")
+
+
+def groups_of(op: IRDLOperation, args: Sequence[_T]) -> dict[str, tuple[_T, ...]]:
+    """What stands for an op's operands, by the name of their definition; optional ones that are absent are empty."""
     names = [name for name, _ in op.get_irdl_definition().operands]
     sizes = [1] * len(names)
     if "operandSegmentSizes" in op.properties:
         segments = op.properties["operandSegmentSizes"]
         assert isinstance(segments, DenseArrayBase)
         sizes = [int(n) for n in segments.get_values()]
-    groups: dict[str, tuple[Value, ...]] = {}
+    groups: dict[str, tuple[_T, ...]] = {}
     start = 0
     for name, size in zip(names, sizes, strict=True):
         groups[name] = tuple(args[start : start + size])

@@ -9,22 +9,25 @@ import numpy as np
 import numpy.typing as npt
 from xdsl.dialects.builtin import DictionaryAttr, MemRefType, ModuleOp, StringAttr
 from xdsl.dialects.builtin import TensorType as BuiltinTensorType
-from xdsl.dialects.func import FuncOp
-from xdsl.interpreter import Interpreter
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
+from xdsl.interpreter import Interpreter, PythonValues, impl, register_impls
 from xdsl.interpreters.func import FuncFunctions
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, BlockArgument, Operation
 from xdsl.utils.exceptions import InterpretationError
 
+from qfold.dialects import qkernel
 from qfold.dialects.element_types import is_float, numpy_dtype
 from qfold.interpreters.bounded import BoundedDomain
 from qfold.interpreters.domains import Domain, PlainDomain, element_type
 from qfold.interpreters.generic import LinalgFunctions
 from qfold.interpreters.memref import MemRefFunctions
 from qfold.interpreters.qkernel import QkernelFunctions
-from qfold.interpreters.qmm import QmmFunctions
+from qfold.interpreters.qmm import QmmFunctions, groups_of
 from qfold.interpreters.scalar import ScalarFunctions
 from qfold.interpreters.structured import TensorFunctions
 from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value, map_parts
+from qfold.ir.locations import describe_location
 
 DomainName = Literal["exact", "f64", "bounded"]
 Argument = npt.ArrayLike | Bounded
@@ -43,12 +46,29 @@ def domain_named(name: DomainName) -> Domain:
             raise ValueError(f"unknown domain {name!r}: exact, f64 or bounded")
 
 
+@register_impls
+class _Functions(FuncFunctions):
+    """`func`, with callees looked up in a table: xDSL's own look-up walks the module for each call."""
+
+    @impl(CallOp)
+    def run_call(self, interpreter: Interpreter, op: CallOp, args: PythonValues) -> PythonValues:
+        table: dict[str, FuncOp] = interpreter.get_data(
+            _Functions, "table", lambda: _functions_of(interpreter.module)
+        )
+        callee = table.get(op.callee.root_reference.data)
+        return interpreter.call_op(op.callee if callee is None else callee, args)
+
+
+def _functions_of(module: ModuleOp) -> dict[str, FuncOp]:
+    return {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, FuncOp)}
+
+
 def register_implementations(interpreter: Interpreter, domain: Domain) -> None:
     """Register `func` and every op of builtin, arith, math, tensor, linalg, memref, qmm and qkernel with an interpreter.
 
     For embedders that add implementations of their own ops; its values are those that `values.py` describes.
     """
-    interpreter.register_implementations(FuncFunctions())
+    interpreter.register_implementations(_Functions())
     for functions in (
         ScalarFunctions,
         TensorFunctions,
@@ -101,8 +121,7 @@ def run(
         else:
             outputs.append(index)
             arguments.append(numbers.allocate(_shape(type_), element_type(type_)))
-    with np.errstate(all="ignore"):
-        results = interpreter.call_op(function, tuple(arguments))
+    results = _call(interpreter, function, arguments)
     values = [*results, *(arguments[i] for i in outputs)]
     return tuple(_output(numbers, v) for v in values)
 
@@ -125,18 +144,41 @@ def run_function(
     types = function.function_type.inputs.data
     if len(arguments) != len(types):
         raise ValueError(f"@{symbol} takes {len(types)} arguments, got {len(arguments)}")
-    values = [
-        _argument(numbers, a, t, n) for a, t, n in zip(arguments, types, names, strict=True)
-    ]
-    with np.errstate(all="ignore"):
-        results = interpreter.call_op(function, tuple(values))
-    return tuple(_output(numbers, v) for v in (results if function.function_type.outputs else values))
+    values = [_argument(numbers, a, t, n) for a, t, n in zip(arguments, types, names, strict=True)]
+    results = _call(interpreter, function, values)
+    return tuple(
+        _output(numbers, v) for v in (results if function.function_type.outputs else values)
+    )
+
+
+class _CurrentOp(Interpreter.Listener):
+    """Remembers which op runs."""
+
+    op: Operation | None = None
+
+    def will_interpret_op(self, op: Operation, args: PythonValues) -> None:
+        self.op = op
+
+
+def _call(interpreter: Interpreter, function: FuncOp, arguments: Sequence[Any]) -> PythonValues:
+    """Call a function; an error says which op, from which ONNX node, raised it."""
+    current = _CurrentOp()
+    interpreter.listeners = (*interpreter.listeners, current)
+    try:
+        with np.errstate(all="ignore"):
+            return interpreter.call_op(function, tuple(arguments))
+    except Exception as error:
+        # xDSL's note is the text of the whole module.
+        getattr(error, "__notes__", []).clear()
+        if current.op is not None:
+            error.add_note(f"in {describe_location(current.op)}")
+        raise
 
 
 def _function(interpreter: Interpreter, symbol: str) -> FuncOp:
-    function = interpreter.get_op_for_symbol(symbol)
-    if not isinstance(function, FuncOp):
-        raise InterpretationError(f"@{symbol} is not a func.func")
+    function = _functions_of(interpreter.module).get(symbol)
+    if function is None:
+        raise InterpretationError(f"the module has no function @{symbol}")
     return function
 
 
@@ -158,7 +200,22 @@ def _shape(type_: Attribute) -> tuple[int, ...]:
     return cast("MemRefType[Attribute]", type_).get_shape()
 
 
-def _argument(domain: Domain, value: Argument, type_: Attribute, name: str) -> Any:
+def _is_written(argument: BlockArgument) -> bool:
+    """Whether a memref argument may be written: not when contractions and structured ops only read it."""
+    for use in argument.uses:
+        op = use.operation
+        if isinstance(op, LinalgStructuredOperation) and use.index < len(op.inputs):
+            continue
+        if isinstance(op, qkernel.CONTRACTIONS) and "y" in groups_of(op, op.operands):
+            if groups_of(op, op.operands)["y"][0] is not argument:
+                continue
+        return True
+    return False
+
+
+def _argument(
+    domain: Domain, value: Argument, type_: Attribute, name: str, written: bool = True
+) -> Any:
     """`value` as this domain holds a value of `type_`; `ValueError` when it is none."""
     if not isinstance(type_, BuiltinTensorType | MemRefType):
         return value
@@ -169,7 +226,7 @@ def _argument(domain: Domain, value: Argument, type_: Attribute, name: str) -> A
     right = numpy_dtype(of_type)
     if array.dtype != right and not (is_float(of_type) and array.dtype.kind == "f"):
         raise ValueError(f"argument {name} is {of_type} ({right}), got {array.dtype}")
-    if isinstance(type_, MemRefType) and not _is_read_only(array):
+    if isinstance(type_, MemRefType) and written and not _is_read_only(array):
         return domain.writable(array, of_type)
     if isinstance(array, Bounded):
         return array

@@ -105,9 +105,7 @@ def evaluate(expr: AffineExpr, box: Box) -> Array:
             raise NotImplementedError(f"affine expression {expr} has symbols")
 
 
-def loop_extents(
-    maps: Sequence[AffineMap], shapes: Sequence[tuple[int, ...]]
-) -> tuple[int, ...]:
+def loop_extents(maps: Sequence[AffineMap], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The extents of the iteration space: each loop is a plain index of some operand dimension.
 
     `ValueError` when a loop is none, or when two operands disagree.

@@ -31,7 +31,9 @@ def gather(domain: Domain, source: Value, indices: Sequence[Value | int]) -> Val
 def dynamic_list(static: DenseArrayBase[IntegerType], operands: Sequence[object]) -> list[int]:
     """MLIR's mixed static and dynamic index lists."""
     dynamic = iter(operands)
-    return [scalar_int(next(dynamic)) if v == DYNAMIC_INDEX else int(v) for v in static.get_values()]
+    return [
+        scalar_int(next(dynamic)) if v == DYNAMIC_INDEX else int(v) for v in static.get_values()
+    ]
 
 
 def slices_of(
@@ -44,7 +46,9 @@ def slices_of(
     ):
         last = start + (size - 1) * step
         if size and not (0 <= start < extent and 0 <= last < extent):
-            raise IndexError(f"a slice reaches {start}..{last} of dimension {axis}, which has {extent}")
+            raise IndexError(
+                f"a slice reaches {start}..{last} of dimension {axis}, which has {extent}"
+            )
         stop = last + (1 if step > 0 else -1) if size else start
         slices.append(slice(start, None if stop < 0 else stop, step))
     return tuple(slices)

@@ -33,7 +33,9 @@ class Bounded:
 
     def __post_init__(self) -> None:
         if self.value.shape != self.bound.shape:
-            raise ValueError(f"value {self.value.shape} and bound {self.bound.shape} differ in shape")
+            raise ValueError(
+                f"value {self.value.shape} and bound {self.bound.shape} differ in shape"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,16 +55,16 @@ class Bounded:
 
     def contains(self, actual: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Per element: whether a computed number is within the bound. A NaN is where NaN is expected, and nowhere else."""
-        number = np.asarray(actual)
-        if self.value.dtype.kind in "iub":
-            # int64 differences of uint64 could wrap; float64 loses nothing that a bound could tell apart.
-            number, value = number.astype(np.float64), self.value.astype(np.float64)
-        else:
-            number, value = number.astype(np.float64), self.value
+        number, value = np.asarray(actual), self.value
+        same = number == value
+        if same.all():
+            return same
+        # int64 differences of uint64 could wrap; float64 loses nothing that a bound could tell apart.
+        number, value = number.astype(np.float64), value.astype(np.float64)
         with np.errstate(invalid="ignore"):
             near = np.abs(number - value) <= self.bound
         unknown = np.isinf(self.bound)
-        return near | (number == value) | (np.isnan(number) & np.isnan(value)) | unknown
+        return near | same | (np.isnan(number) & np.isnan(value)) | unknown
 
 
 Value: TypeAlias = Array | Bounded

@@ -54,7 +54,9 @@ class QuantizedConstant:
             order = order[::-1]
         shape = tuple(1 if o is None else self.weight.shape[o] for o in order)
         quant = _along(self.quant, order, shape)
-        return quant if isinstance(quant, str) else (self.weight.with_shape(shape), quant, transposed)
+        return (
+            quant if isinstance(quant, str) else (self.weight.with_shape(shape), quant, transposed)
+        )
 
     def _is_row_major(self, order: Sequence[int | None]) -> bool:
         real = [o for o in order if o is not None and self.weight.shape[o] != 1]
@@ -71,7 +73,9 @@ class QuantizedConstant:
         real = [o for o in self.order if o is not None and self.weight.shape[o] != 1]
         if [self.weight.shape[o] for o in real] == [d for d in shape if d != 1]:
             dims = iter(real)
-            return replace(self, order=tuple(None if d == 1 else next(dims) for d in shape), ops=ops)
+            return replace(
+                self, order=tuple(None if d == 1 else next(dims) for d in shape), ops=ops
+            )
         plain = self.as_tensor()
         if isinstance(plain, str):
             return f"a reshape of {plain}"
@@ -109,9 +113,7 @@ def _same_axis(shape: Sequence[int], axis: int, target: Sequence[int]) -> int | 
     return None
 
 
-def _along(
-    quant: QuantAttr, order: Sequence[int | None], shape: Sequence[int]
-) -> QuantAttr | str:
+def _along(quant: QuantAttr, order: Sequence[int | None], shape: Sequence[int]) -> QuantAttr | str:
     """`quant` of a tensor as that of its view, whose dimension i is dimension `order[i]` of the tensor."""
     if quant.axis is None:
         return quant
@@ -143,9 +145,7 @@ def simplified(quant: QuantAttr, shape: Sequence[int]) -> QuantAttr:
         return quant
     long = [d for d, n in enumerate(scales.shape) if n != 1]
     if len(long) == 1 and scales.size == shape[long[0]]:
-        return QuantAttr.get(
-            quant.storage, scales.reshape(-1), zeros.reshape(-1), axis=long[0]
-        )
+        return QuantAttr.get(quant.storage, scales.reshape(-1), zeros.reshape(-1), axis=long[0])
     return quant
 
 

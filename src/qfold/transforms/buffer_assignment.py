@@ -223,20 +223,20 @@ class BufferAssignment:
 
     def _place_chain(self, last: tensor.InsertSliceOp) -> Sequence[Operation]:
         """Give a run of `insert_slice`s one buffer, and have their sources produced in parts of it."""
-        links = [last]
-        while True:
-            dest = links[-1].dest
-            if not isinstance(dest.owner, tensor.InsertSliceOp) or not dest.has_one_use():
-                break
-            if dest in self._placements:
-                break
-            links.append(dest.owner)
-        links.reverse()
         result = result_of(last)
         placement = self._placements.get(result)
         if placement is None:
             root = Root("alloc", shape_of(result), element_type(result))
             placement = Placement(Buffer.whole(root))
+        links = [last]
+        while True:
+            dest = links[-1].dest
+            if not isinstance(dest.owner, tensor.InsertSliceOp) or not dest.has_one_use():
+                break
+            if dest in self._placements or self._position[dest.owner] <= placement.after:
+                break
+            links.append(dest.owner)
+        links.reverse()
         for link in links:
             self._placements[result_of(link)] = placement
         base, after = links[0].dest, placement.after

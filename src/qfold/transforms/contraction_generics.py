@@ -132,7 +132,11 @@ def expand_matmul(op: qmm.MatmulOp | qmm.DequantMatmulOp, builder: TensorBuilder
         )
     if quant.block_size is None:
         total = builder.generic(
-            inputs, zeros, output, kinds, lambda b, e, acc: _sum(b, acc, e[0], _raw(b, e[1], storage))
+            inputs,
+            zeros,
+            output,
+            kinds,
+            lambda b, e, acc: _sum(b, acc, e[0], _raw(b, e[1], storage)),
         )
         dims = _dims(rank)
         column = [dims[-1]] if quant.axis is not None else []
@@ -212,9 +216,7 @@ class _Window:
     x_index: list[AffineExpr]
 
     @staticmethod
-    def of(
-        op: qmm.ConvOp | qmm.DequantConvOp | qmm.WindowSumOp, builder: TensorBuilder
-    ) -> _Window:
+    def of(op: qmm.ConvOp | qmm.DequantConvOp | qmm.WindowSumOp, builder: TensorBuilder) -> _Window:
         groups, strides, pads, dilations = window_of(op)
         rank = len(strides)
         low, high = pads[:rank], pads[rank:]

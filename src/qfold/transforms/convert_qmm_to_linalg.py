@@ -64,9 +64,7 @@ def portable_constant(op: qmm.ConstantOp) -> None:
     if element == i1:
         # MLIR packs booleans in the hexadecimal form, xDSL prints one to a byte: go by i8.
         bytes_ = builder.insert(_dense(TensorType(i8, type_.get_shape()), array.astype(np.int8)))
-        result = builder.elementwise(
-            [bytes_.result], i1, lambda b, e: b(arith.TruncIOp, e[0], i1)
-        )
+        result = builder.elementwise([bytes_.result], i1, lambda b, e: b(arith.TruncIOp, e[0], i1))
     else:
         if bit_width(element) == 4:
             array = ((array.astype(np.uint8) & 0xF) ^ 8).astype(np.int8) - np.int8(8)
@@ -76,12 +74,10 @@ def portable_constant(op: qmm.ConstantOp) -> None:
     op.erase()
 
 
-def _dense(
-    type_: TensorType[Attribute], array: np.ndarray[Any, np.dtype[Any]]
-) -> arith.ConstantOp:
+def _dense(type_: TensorType[Attribute], array: np.ndarray[Any, np.dtype[Any]]) -> arith.ConstantOp:
     raw = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     dense = DenseIntOrFPElementsAttr(cast(TensorType[Any], type_), BytesAttr(raw))
-    return arith.ConstantOp(cast(DenseIntOrFPElementsAttr[Any], dense))
+    return arith.ConstantOp(dense)
 
 
 def _signless_type(type_: Attribute) -> Attribute:

@@ -29,11 +29,16 @@ def tensor_pipeline(*, fuse: bool = True, hoist: bool = True) -> tuple[ModulePas
         if hoist:
             names.append("qmm-hoist-zero-point")
     names += [
-        "qmm-linalg-cse",
-        "qmm-fold-constants",
         "qmm-lower-quantization",
+        "qmm-fold-constants",
+        "qmm-canonicalize",
+        "qmm-linalg-cse",
         "qmm-fuse-epilogue",
         "qmm-fuse-elementwise",
+        # What has become one generic, such as a Gelu, fits an epilogue now.
+        "qmm-fuse-epilogue",
+        "qmm-canonicalize",
+        "qmm-linalg-cse",
     ]
     return tuple(_make(name) for name in names)
 

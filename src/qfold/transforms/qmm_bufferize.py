@@ -127,38 +127,49 @@ def remove_dead_ops(block: Block) -> None:
 
 
 def place_fills(block: Block) -> None:
-    """Give each op that starts from a fill one of its own, right before it, or before the value that goes into it is made.
+    """Give each op that starts from a fill one of its own, right before it, or before the values that go into it are made.
 
     A shared fill would have to be copied for each reader but the last, and one that comes early would hold its buffer for long.
     """
-    for op in list(block.ops):
+    position = {op: i for i, op in enumerate(block.ops)}
+    # Insertions first: what a fill for a reduction is put before may itself go into a filled buffer.
+    for op in position:
         if isinstance(op, tensor.InsertSliceOp):
-            use, before = op.dest, _producer(op.source) or op
-        elif isinstance(op, linalg.GenericOp):
-            use, before = op.outputs[0], op
-        else:
-            continue
-        fill = use.owner
-        if not isinstance(fill, linalg.FillOp) or not isinstance(fill.outputs[0].owner, tensor.EmptyOp):
-            continue
-        value = fill.inputs[0].owner
-        if not isinstance(value, arith.ConstantOp):
-            continue
-        scalar, empty = value.clone(), fill.outputs[0].owner.clone()
-        copy = linalg.FillOp((scalar.result,), (empty.tensor,), (fill.results[0].type,))
-        for new, old in ((scalar, value), (empty, fill), (copy, fill)):
-            new.location = old.location
-        Rewriter.insert_op((scalar, empty, copy), InsertPoint.before(before))
-        op.operands[list(op.operands).index(use)] = copy.results[0]
+            _own_fill(op, op.dest, _first_writer(op.source, position) or op)
+    for op in position:
+        if isinstance(op, linalg.GenericOp):
+            _own_fill(op, op.outputs[0], op)
     remove_dead_ops(block)
 
 
-def _producer(value: SSAValue) -> Operation | None:
-    """The op that computes what `value` shows, seen through views."""
+def _own_fill(op: Operation, start: SSAValue, before: Operation) -> None:
+    """Where `op` starts from a fill, have it start from a copy of that op, made before another."""
+    fill = start.owner
+    if not isinstance(fill, linalg.FillOp):
+        return
+    empty, value = fill.outputs[0].owner, fill.inputs[0].owner
+    if not isinstance(empty, tensor.EmptyOp) or not isinstance(value, arith.ConstantOp):
+        return
+    new_value, new_empty = value.clone(), empty.clone()
+    new_fill = linalg.FillOp((new_value.result,), (new_empty.tensor,), (start.type,))
+    copies: tuple[Operation, ...] = (new_value, new_empty, new_fill)
+    for copy in copies:
+        copy.location = fill.location
+    Rewriter.insert_op(copies, InsertPoint.before(before))
+    op.operands[list(op.operands).index(start)] = new_fill.results[0]
+
+
+def _first_writer(value: SSAValue, position: dict[Operation, int]) -> Operation | None:
+    """The first op that would write to the buffer of `value`, were it made where it is wanted."""
     owner = value.owner
     while isinstance(owner, VIEWS):
         owner = owner.operands[0].owner
-    return owner if isinstance(owner, Operation) else None
+    if not isinstance(owner, Operation):
+        return None
+    if not isinstance(owner, tensor.InsertSliceOp):
+        return owner if isinstance(owner, COMPUTE) else None
+    writers = [owner, *(_first_writer(v, position) for v in (owner.source, owner.dest))]
+    return min((w for w in writers if w in position), key=lambda w: position[cast(Operation, w)])
 
 
 class _Emitter:

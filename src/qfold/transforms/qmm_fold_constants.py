@@ -39,7 +39,9 @@ def _is_tensor(value: SSAValue) -> bool:
 
 def _known(value: SSAValue) -> bool:
     """Whether the value is a constant, or a destination: one whose contents are a fill or do not matter."""
-    return isinstance(value.owner, tensor.EmptyOp | linalg.FillOp) or constant_array(value) is not None
+    return (
+        isinstance(value.owner, tensor.EmptyOp | linalg.FillOp) or constant_array(value) is not None
+    )
 
 
 def _widens_weight(op: Operation) -> bool:

@@ -97,7 +97,11 @@ class FuseMatmul(RewritePattern):
             refuse(op, found, _MATRIX)
 
     def _fuse(
-        self, op: qmm.MatmulOp, value: QuantizedConstant, on_the_left: bool, rewriter: PatternRewriter
+        self,
+        op: qmm.MatmulOp,
+        value: QuantizedConstant,
+        on_the_left: bool,
+        rewriter: PatternRewriter,
     ) -> str | None:
         """Rewrite `op`, or return what stands against it."""
         matrix = value.as_matrix()
@@ -164,7 +168,9 @@ class FuseConv(RewritePattern):
         elif not isinstance(plain, str) and plain[1].granularity == "block":
             plain = "blocks along the output channels"
         if isinstance(plain, str):
-            refuse(op, plain, "a constant weight, quantised per tensor or per output channel (axis 0)")
+            refuse(
+                op, plain, "a constant weight, quantised per tensor or per output channel (axis 0)"
+            )
             return
         assert isinstance(value, QuantizedConstant)
         groups, strides, pads, dilations = window_of(op)
@@ -212,7 +218,9 @@ class FuseGather(RewritePattern):
         weight, quant = plain
         shape = (*shape_of(indices), *weight.shape[1:])
         if op.results[0].type != TensorType(f32, shape):
-            refuse(op, f"a result {op.results[0].type}", f"whole rows, a result of shape {list(shape)}")
+            refuse(
+                op, f"a result {op.results[0].type}", f"whole rows, a result of shape {list(shape)}"
+            )
             return
         new_op = qmm.DequantGatherOp(indices, weight, quant)
         keep_attributes(new_op, op)

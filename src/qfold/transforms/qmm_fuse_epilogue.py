@@ -88,9 +88,7 @@ def _loops_of_output(
     return loops
 
 
-def _keeps_order(
-    output: AffineMap, loops: list[AffineExpr], shape: tuple[int, ...]
-) -> bool:
+def _keeps_order(output: AffineMap, loops: list[AffineExpr], shape: tuple[int, ...]) -> bool:
     """Whether the generic writes elements in the row-major order of the tensor of `shape` that it reads."""
     written = output.replace_dims_and_symbols(loops, [], len(shape), 0)
     real = [e.position for e in written.results if isinstance(e, AffineDimExpr)]

@@ -67,9 +67,7 @@ class _Centring:
     flipped: dict[WeightKey, WeightAttr] = field(
         default_factory=lambda: dict[WeightKey, WeightAttr]()
     )
-    constants: dict[SSAValue, SSAValue] = field(
-        default_factory=lambda: dict[SSAValue, SSAValue]()
-    )
+    constants: dict[SSAValue, SSAValue] = field(default_factory=lambda: dict[SSAValue, SSAValue]())
 
     def run(self, blocks: list[Block]) -> None:
         readers: dict[str, list[Operation]] = {}

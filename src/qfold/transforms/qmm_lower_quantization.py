@@ -82,7 +82,9 @@ class _Parameters:
             if p.operand is not None and p.map is not None
         ]
 
-    def scalars(self, b: ScalarBuilder, elements: Sequence[SSAValue]) -> tuple[SSAValue, SSAValue | None]:
+    def scalars(
+        self, b: ScalarBuilder, elements: Sequence[SSAValue]
+    ) -> tuple[SSAValue, SSAValue | None]:
         """(scale, zero point as i32 or None for 0), of the elements of `inputs()`."""
         rest = iter(elements)
         scale = b.constant(self.scale.number, f32) if self.scale.number is not None else next(rest)
@@ -94,7 +96,10 @@ class _Parameters:
 
 
 def _constant(
-    builder: TensorBuilder, values: npt.NDArray[np.generic], type_: Attribute, map_: AffineMap | None
+    builder: TensorBuilder,
+    values: npt.NDArray[np.generic],
+    type_: Attribute,
+    map_: AffineMap | None,
 ) -> _Parameter:
     if uniform(values):
         number = values.flat[0].item() if values.size else 1

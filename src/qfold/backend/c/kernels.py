@@ -60,8 +60,9 @@ def parameters(kernel: Kernel) -> list[Parameter]:
     wanted: dict[SSAValue, str] = {}
     written: set[SSAValue] = set()
     read: set[SSAValue] = set()
+    filled: set[SSAValue] = set()
     for op in compute_ops(function):
-        _roles(op, wanted, written, read)
+        _roles(op, wanted, written, read, filled)
     names = Names()
     result: list[Parameter] = []
     for argument in block.args:
@@ -73,7 +74,8 @@ def parameters(kernel: Kernel) -> list[Parameter]:
 
 
 def _roles(
-    op: Operation, wanted: dict[SSAValue, str], written: set[SSAValue], read: set[SSAValue]
+    op: Operation, wanted: dict[SSAValue, str], written: set[SSAValue], read: set[SSAValue],
+    filled: set[SSAValue],
 ) -> None:
     if isinstance(op, qkernel.MatmulOp | qkernel.DequantMatmulOp | qkernel.ConvOp | qkernel.DequantConvOp | qkernel.WindowSumOp):
         for name, _ in op.GROUPS:
@@ -89,7 +91,7 @@ def _roles(
         for i, value in enumerate(op.outputs):
             wanted.setdefault(value, "y" if i == 0 else f"y{i}")
             written.add(value)
-            if op.body.block.args[len(op.inputs) + i].uses:
+            if op.body.block.args[len(op.inputs) + i].uses and value not in filled:
                 read.add(value)
         for i, value in enumerate(op.inputs):
             wanted.setdefault(value, f"x{i}")
@@ -102,6 +104,7 @@ def _roles(
     elif isinstance(op, linalg.FillOp):
         wanted.setdefault(op.outputs[0], "y")
         written.add(op.outputs[0])
+        filled.add(op.outputs[0])
     elif isinstance(op, memref.CopyOp):
         wanted.setdefault(op.destination, "y")
         wanted.setdefault(op.source, "x")

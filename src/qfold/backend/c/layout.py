@@ -17,6 +17,7 @@ from xdsl.ir.affine import (
     AffineMap,
 )
 
+from qfold.backend.c.text import without_parentheses
 from qfold.dialects.element_types import bit_width, byte_size, i1, i4, is_unsigned, ui4
 from qfold.ir.layouts import Layout
 
@@ -127,7 +128,7 @@ class Buffer:
             return f"qf_store_i4({self.name}, {text}, {value});"
         if self.element == ui4:
             return f"qf_store_u4({self.name}, {text}, {value});"
-        return f"{self.name}[{text}] = {value};"
+        return f"{self.name}[{text}] = {without_parentheses(value)};"
 
 
 def span(type_: MemRefType[Any]) -> int:

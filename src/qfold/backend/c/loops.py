@@ -20,7 +20,7 @@ from xdsl.ir.affine import AffineDimExpr
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
 from qfold.backend.c.scalar import ScalarPrinter, UnsupportedOp
-from qfold.backend.c.text import Writer
+from qfold.backend.c.text import Writer, without_parentheses
 from qfold.dialects.element_types import is_float
 
 _LANES = 32
@@ -209,9 +209,14 @@ class GenericPrinter:
         captured = {v: b for v, b in self._buffers.items()}
         printer = ScalarPrinter(self._out, indices=indices, captured=captured)
         arguments: list[str] = []
+        assert self._block.last_op is not None
+        needed = printer.needed(self._block, self._block.last_op.operands[0])
         for argument, operand in zip(self._block.args[:-1], self._operands[:-1], strict=True):
-            text = operand.buffer.load(_renamed(operand.position, names)) if argument.uses else "0"
-            if argument.uses and not argument.has_one_use():
+            if argument not in needed:
+                arguments.append("0")
+                continue
+            text = operand.buffer.load(_renamed(operand.position, names))
+            if not argument.has_one_use():
                 name = f"v{argument.index}"
                 self._out.line(f"const {value_type(operand.buffer.element)} {name} = {text};")
                 text = name
@@ -233,7 +238,7 @@ class GenericPrinter:
             with ExitStack() as inner:
                 _open_all(out, inner, reductions[: -1 if combine else None])
                 if combine is None:
-                    out.line(f"acc = {self._body('acc')};")
+                    out.line(f"acc = {without_parentheses(self._body('acc'))};")
                 else:
                     self._lanes(reductions[-1], combine)
             out.line(output.buffer.store(output.position, "acc"))
@@ -267,10 +272,10 @@ class GenericPrinter:
             out.line(f"lane[l] = {self._element(combine, {loop.name: 'l'})};")
         with out.loop(loop.name, whole, _LANES, _LANES), out.loop("l", _LANES):
             value = self._body("lane[l]", {loop.name: f"({loop.name} + l)"})
-            out.line(f"lane[l] = {value};")
+            out.line(f"lane[l] = {without_parentheses(value)};")
         if loop.extent != whole:
             with out.loop(loop.name, loop.extent, whole):
-                out.line(f"acc = {self._body('acc')};")
+                out.line(f"acc = {without_parentheses(self._body('acc'))};")
         half = _LANES // 2
         while half:
             with out.loop("l", half):

@@ -190,7 +190,7 @@ class _Reader:
     constants: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     weights: dict[str, WeightData] = field(default_factory=dict[str, WeightData])
     kernels: dict[str, Kernel] = field(default_factory=dict[str, Kernel])
-    names: Names = field(default_factory=Names)
+    names: Names = field(default_factory=lambda: Names(("is_aligned", "posix_memalign", "aligned_alloc")))
 
     def read(self) -> Program:
         functions: dict[str, func.FuncOp] = {}
@@ -284,7 +284,9 @@ class _Reader:
         if callee not in functions:
             raise NotLevel3(f"@main calls @{callee}, which does not exist")
         if callee not in self.kernels:
-            self.kernels[callee] = Kernel(self.names.unique(callee), functions[callee])
+            # The C library's names have no underscore: a function called `exp` must not become one of them.
+            wanted = callee if "_" in callee.strip("_") else f"kernel_{callee}"
+            self.kernels[callee] = Kernel(self.names.unique(wanted), functions[callee])
         ordinal = op.attributes.get(DISPATCH)
         number = position
         if isinstance(ordinal, IntegerAttr):

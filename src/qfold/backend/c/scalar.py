@@ -23,7 +23,7 @@ from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.backend.c.layout import Buffer, value_type
-from qfold.backend.c.text import Writer, float_literal, integer_literal
+from qfold.backend.c.text import Writer, float_literal, integer_literal, is_postfix
 from qfold.dialects.element_types import is_unsigned
 from qfold.ir.locations import describe_location
 
@@ -197,15 +197,19 @@ class ScalarPrinter:
 
     def print_value(self, block: Block, value: SSAValue) -> str:
         """Print what `value`, an op's result or a bound argument in `block`, needs; returns its expression."""
-        needed: set[SSAValue] = {value}
-        ops = list(block.ops)
-        for op in reversed(ops):
-            if any(r in needed for r in op.results):
-                needed.update(self._read(op))
-        for op in ops:
+        needed = self.needed(block, value)
+        for op in block.ops:
             if any(r in needed for r in op.results):
                 self._print(op)
         return self.text(value)
+
+    def needed(self, block: Block, value: SSAValue) -> set[SSAValue]:
+        """The values in `block` that the C form of `value` mentions, with `value` itself."""
+        needed: set[SSAValue] = {value}
+        for op in reversed(list(block.ops)):
+            if any(r in needed for r in op.results):
+                needed.update(self._read(op))
+        return needed
 
     def _read(self, op: Operation) -> list[SSAValue]:
         """The operands that the C form of `op` mentions: no index into a dimension of one element."""
@@ -228,8 +232,7 @@ class ScalarPrinter:
         text = self._expression(op)
         atomic = text.replace("_", "").isalnum()
         if atomic or (result.has_one_use() and len(text) <= _INLINE):
-            bare = atomic or (text.endswith(")") and _is_call(text)) or text.endswith("]")
-            self.bind(result, text if bare else f"({text})")
+            self.bind(result, text if atomic or is_postfix(text) else f"({text})")
             return
         name = f"{self._prefix}{self._count}"
         self._count += 1
@@ -343,16 +346,3 @@ class ScalarPrinter:
             return f"(int32_t)qf_bits({x})" if type_ == f32 else None
         table = _MATH if type_ == f32 else _MATH_F64
         return f"{table[kind]}({', '.join(operands)})" if kind in table else None
-
-
-def _is_call(text: str) -> bool:
-    """Whether `text` is one call, `f(...)`, whose closing parenthesis matches the first opening one."""
-    name, _, rest = text.partition("(")
-    if not name.replace("_", "").isalnum():
-        return False
-    depth = 1
-    for position, c in enumerate(rest):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return position == len(rest) - 1
-    return False

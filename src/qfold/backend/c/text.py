@@ -130,3 +130,25 @@ def integer_literal(value: int, width: int) -> str:
         return f"INT{width}_MIN"
     text = f"INT64_C({value})" if width == 64 and abs(value) > 0x7FFFFFFF else str(value)
     return f"({text})" if value < 0 else text
+
+
+def is_postfix(text: str) -> bool:
+    """Whether `text` is one call or one subscript, whose last bracket closes its first."""
+    name = text[: min(text.find(c) % (len(text) + 1) for c in "([")]
+    rest = text[len(name) :]
+    return name.replace("_", "").isalnum() and _closes(rest)
+
+
+def _closes(text: str) -> bool:
+    """Whether the bracket that `text` starts with closes at its end, and not before."""
+    depth = 0
+    for position, c in enumerate(text):
+        depth += (c in "([") - (c in ")]")
+        if depth == 0:
+            return position == len(text) - 1
+    return False
+
+
+def without_parentheses(text: str) -> str:
+    """An expression as the right side of an assignment."""
+    return text[1:-1] if text.startswith("(") and _closes(text) else text

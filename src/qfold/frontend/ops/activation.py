@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import signless
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import pointwise, unary
 from qfold.frontend.ops.scalars import FLOATS, NUMBERS, SIGNED, element_of

@@ -6,7 +6,7 @@ from xdsl.dialects.builtin import f64
 from xdsl.ir import Attribute, SSAValue
 
 from qfold.dialects.element_types import i1, is_float
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import unary
 from qfold.frontend.ops.scalars import MOVABLE, element_of

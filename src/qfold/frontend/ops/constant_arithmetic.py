@@ -22,8 +22,8 @@ from qfold.dialects.element_types import (
     ui32,
     ui64,
 )
+from qfold.frontend.context import NodeContext
 from qfold.frontend.errors import FrontendError
-from qfold.frontend.importer import NodeContext
 from qfold.frontend.raising import is_narrow_integer, rule
 from qfold.frontend.tensors import element_type_of_onnx
 from qfold.frontend.values import Array, Const, Quantized, Value, fits

@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from qfold.dialects.element_types import i1, i64
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.raising import rule
 from qfold.frontend.shapes import (
     flatten_shape,
@@ -82,13 +82,18 @@ def _relayout(
     return None if result is None else [result]
 
 
-def axes_argument(ctx: NodeContext, index: int = 1) -> list[int] | None:
-    """The axes of Squeeze and kin: an attribute, or since opset 13 a constant input, whichever is given."""
-    if ctx.has_attr("axes"):
-        return list(ctx.attr("axes"))
+def integers_argument(ctx: NodeContext, name: str, index: int) -> list[int] | None:
+    """What is an attribute in old opsets and a constant input in new ones, whichever is given; None when absent."""
+    if ctx.has_attr(name):
+        return [int(v) for v in ctx.attr(name)]
     if not ctx.has_input(index):
         return None
-    return [int(a) for a in ctx.require_const(index, "axes").reshape(-1)]
+    return [int(v) for v in ctx.require_const(index, name).reshape(-1)]
+
+
+def axes_argument(ctx: NodeContext, index: int = 1) -> list[int] | None:
+    """The axes of Squeeze and kin."""
+    return integers_argument(ctx, "axes", index)
 
 
 @rule("Transpose")
@@ -143,25 +148,26 @@ def _slice(ctx: NodeContext) -> Sequence[Value] | None:
     if not isinstance(value, Quantized):
         return None
 
-    def argument(name: str, index: int) -> list[int] | None:
-        if ctx.has_attr(name):
-            return list(ctx.attr(name))
-        if not ctx.has_input(index):
-            return None
-        return [int(v) for v in ctx.require_const(index, name).reshape(-1)]
+    result = value.sliced(slice_ranges(ctx, value.shape), ctx.name)
+    return None if result is None else [result]
 
-    starts, ends = argument("starts", 1), argument("ends", 2)
+
+def slice_ranges(ctx: NodeContext, shape: Sequence[int]) -> dict[int, range]:
+    """The indices that Slice takes of each dimension that it names: bounds clamped, negative ones counted from the end."""
+    starts, ends = integers_argument(ctx, "starts", 1), integers_argument(ctx, "ends", 2)
     if starts is None or ends is None:
         ctx.invalid("Slice lacks its starts or ends")
-    rank = len(value.shape)
-    axes = argument("axes", 3) or list(range(len(starts)))
-    steps = argument("steps", 4) or [1] * len(starts)
-    selections: dict[int, range] = {}
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis = normalize_axis(axis, rank)
-        selections[axis] = range(*slice(start, end, step).indices(value.shape[axis]))
-    result = value.sliced(selections, ctx.name)
-    return None if result is None else [result]
+    given = integers_argument(ctx, "axes", 3)
+    axes = [normalize_axis(a, len(shape)) for a in (range(len(starts)) if given is None else given)]
+    steps = integers_argument(ctx, "steps", 4) or [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        ctx.invalid(f"starts {starts}, ends {ends}, axes {axes}, steps {steps} differ in length")
+    if 0 in steps:
+        ctx.invalid("a step is 0")
+    return {
+        axis: range(shape[axis])[start:end:step]
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+    }
 
 
 @rule("Split")

@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import matmul_shape, shape_of
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.registry import onnx_op
 from qfold.frontend.shapes import auto_pads
 from qfold.frontend.values import Const, Quantized, Value, swaps_last_two

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from qfold.dialects.element_types import is_float, is_unsigned, signless
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import pointwise, unary
 from qfold.frontend.ops.scalars import FLOATS, INTEGERS, NUMBERS, SIGNED, Combine, common_element

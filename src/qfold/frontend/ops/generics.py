@@ -10,7 +10,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import signless
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.ir.builder import Body, ScalarBuilder, TensorBuilder, element_type
 
 Along = tuple[SSAValue, Sequence[int]]

@@ -11,7 +11,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i32, i64
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops.generics import count_runs, mapped, take
 from qfold.frontend.ops.scalars import MOVABLE, element_of
 from qfold.frontend.registry import onnx_op

@@ -12,8 +12,13 @@ from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineMap
 
 from qfold.dialects.contraction import shape_of
-from qfold.frontend.importer import NodeContext
-from qfold.frontend.ops.constant_layout import axes_argument, split_sizes
+from qfold.frontend.context import NodeContext
+from qfold.frontend.ops.constant_layout import (
+    axes_argument,
+    integers_argument,
+    slice_ranges,
+    split_sizes,
+)
 from qfold.frontend.ops.generics import select_dims, take
 from qfold.frontend.ops.scalars import MOVABLE, common_element, element_of
 from qfold.frontend.registry import onnx_op
@@ -33,13 +38,6 @@ def _integers(ctx: NodeContext, index: int, what: str) -> list[int]:
     return [int(v) for v in ctx.require_const(index, what).reshape(-1)]
 
 
-def _argument(ctx: NodeContext, name: str, index: int) -> list[int] | None:
-    """What is an attribute in old opsets and a constant input in new ones."""
-    if ctx.has_attr(name):
-        return [int(v) for v in ctx.attr(name)]
-    return _integers(ctx, index, name) if ctx.has_input(index) else None
-
-
 # Shapes
 
 
@@ -51,7 +49,7 @@ def _reshaped(ctx: NodeContext, target: Callable[[tuple[int, ...]], tuple[int, .
 
 @onnx_op("Reshape")
 def import_reshape(ctx: NodeContext) -> SSAValue:
-    requested = _argument(ctx, "shape", 1) or []
+    requested = integers_argument(ctx, "shape", 1) or []
     allow_zero = bool(ctx.attr("allowzero", 0))
     return _reshaped(ctx, lambda shape: reshape_shape(shape, requested, allow_zero=allow_zero))
 
@@ -211,19 +209,8 @@ def import_slice(ctx: NodeContext) -> SSAValue:
     type_ = element_of(ctx, 0, MOVABLE)
     x = ctx.value(0)
     shape = shape_of(x)
-    starts, ends = _argument(ctx, "starts", 1), _argument(ctx, "ends", 2)
-    if starts is None or ends is None:
-        ctx.invalid("Slice lacks its starts or ends")
-    given = _argument(ctx, "axes", 3)
-    axes = [normalize_axis(a, len(shape)) for a in (range(len(starts)) if given is None else given)]
-    steps = _argument(ctx, "steps", 4) or [1] * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps):
-        ctx.invalid(f"starts {starts}, ends {ends}, axes {axes}, steps {steps} differ in length")
-    if 0 in steps:
-        ctx.invalid("a step is 0")
     offsets, sizes, strides = [0] * len(shape), list(shape), [1] * len(shape)
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        bounds = range(shape[axis])[start:end:step]
+    for axis, bounds in slice_ranges(ctx, shape).items():
         offsets[axis], sizes[axis], strides[axis] = bounds.start, len(bounds), bounds.step
     if 0 in sizes:
         return ctx.b.empty(sizes, type_)
@@ -235,7 +222,7 @@ def import_slice(ctx: NodeContext) -> SSAValue:
 
 def _pad_amounts(ctx: NodeContext, rank: int) -> tuple[list[int], list[int]]:
     """Elements to add before and after each dimension; negative ones are taken away."""
-    pads = _argument(ctx, "pads", 1) or []
+    pads = integers_argument(ctx, "pads", 1) or []
     axes = list(range(rank))
     if ctx.has_input(3):
         axes = [normalize_axis(a, rank) for a in _integers(ctx, 3, "axes")]

@@ -8,7 +8,7 @@ from xdsl.dialects import arith
 from xdsl.ir import Operation, SSAValue
 
 from qfold.dialects.element_types import i1, is_unsigned, signless
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import pointwise, unary
 from qfold.frontend.ops.scalars import (

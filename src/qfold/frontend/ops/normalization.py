@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from qfold.dialects.contraction import shape_of
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import Along, folded, kept_dims, mapped
 from qfold.frontend.ops.reduce import fold_axes

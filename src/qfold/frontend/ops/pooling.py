@@ -16,7 +16,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i8, ui8
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import folded, mapped
 from qfold.frontend.ops.scalars import FLOATS, element_of

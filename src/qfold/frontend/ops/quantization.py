@@ -25,8 +25,8 @@ from qfold.dialects.element_types import (
     ui16,
 )
 from qfold.dialects.qmm import QuantAttr
+from qfold.frontend.context import NodeContext
 from qfold.frontend.errors import FrontendError
-from qfold.frontend.importer import NodeContext
 from qfold.frontend.raising import rule
 from qfold.frontend.registry import onnx_op
 from qfold.frontend.shapes import normalize_axis

@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i1, i64, is_float, signless
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import folded, kept_dims, mapped, select_dims
 from qfold.frontend.ops.scalars import NUMBERS, Combine, element_of

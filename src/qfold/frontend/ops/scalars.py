@@ -30,7 +30,7 @@ from qfold.dialects.element_types import (
     ui32,
     ui64,
 )
-from qfold.frontend.importer import NodeContext
+from qfold.frontend.context import NodeContext
 from qfold.ir.builder import ScalarBuilder
 
 Combine = Callable[[ScalarBuilder, Attribute, SSAValue, SSAValue], SSAValue]
