@@ -30,7 +30,9 @@ Array = npt.NDArray[Any]
 SPACE = 2
 
 
-def memref_type(shape: Sequence[int], element: Attribute, layout: Layout | None = None) -> MemRefType[Attribute]:
+def memref_type(
+    shape: Sequence[int], element: Attribute, layout: Layout | None = None
+) -> MemRefType[Attribute]:
     return (layout or Layout.dense(shape)).memref_type(element, SPACE)
 
 
@@ -69,7 +71,9 @@ class Level3:
         body: Callable[[Sequence[SSAValue]], Sequence[Operation]],
         node: str | None = None,
     ) -> str:
-        """A kernel function of `args` (the last is the output) whose ops `body` makes, and a call of it. Returns the output's name."""
+        """A kernel function of `args` (the last is the output) whose ops `body` makes, and a call of it. Returns the
+        output's name.
+        """
         types = [memref_type((), a.element, a.layout) for a in args]
         block = Block(arg_types=types)
         block.add_ops([*body(block.args), func.ReturnOp()])
@@ -93,7 +97,9 @@ class Level3:
         return f"{name}.{len(args) - 1}"
 
     def module(self) -> ModuleOp:
-        ports = [(n, t, "input") for n, t, _ in self.inputs] + [(n, t, "output") for n, t in self.outputs]
+        ports = [(n, t, "input") for n, t, _ in self.inputs] + [
+            (n, t, "output") for n, t in self.outputs
+        ]
         types = [t for _, t, _ in ports]
         block = Block(arg_types=types)
         values = {n: v for (n, _, _), v in zip(ports, block.args, strict=True)}
@@ -116,9 +122,14 @@ class Level3:
             func.ReturnOp()
         main = func.FuncOp("main", FunctionType.from_lists(types, []), Region(block))
         main.properties["arg_attrs"] = ArrayAttr(
-            [DictionaryAttr({"qmm.name": StringAttr(n), "qmm.role": StringAttr(r)}) for n, _, r in ports]
+            [
+                DictionaryAttr({"qmm.name": StringAttr(n), "qmm.role": StringAttr(r)})
+                for n, _, r in ports
+            ]
         )
-        module = ModuleOp([*(f.clone() for f in self.functions), main], {"qmm.target": StringAttr("host")})
+        module = ModuleOp(
+            [*(f.clone() for f in self.functions), main], {"qmm.target": StringAttr("host")}
+        )
         module.verify()
         return module
 

@@ -14,8 +14,8 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.contraction import conv_shape
-from qfold.dialects.element_types import integer_range, numpy_dtype, ui4, ui8
 from qfold.dialects.element_types import i8 as I8
+from qfold.dialects.element_types import integer_range, numpy_dtype, ui4, ui8
 from qfold.dialects.qkernel import zero_point_type
 from tests.backend.level3 import Arg, Array, Level3, assert_within, gamma
 
@@ -73,12 +73,16 @@ def windows(conv: Conv, x: Array) -> Array:
     padded = np.pad(
         x.astype(np.float64), [(0, 0), (0, 0), *((pads[i], pads[rank + i]) for i in range(rank))]
     )
-    shape = conv_shape(conv.x, conv.weight, conv.groups, window["strides"], pads, window["dilations"])
+    shape = conv_shape(
+        conv.x, conv.weight, conv.groups, window["strides"], pads, window["dilations"]
+    )
     out = np.empty((*x.shape[:2], *conv.kernel, *shape[2:]))
     for tap in np.ndindex(*conv.kernel):
         index = tuple(
             slice(t * d, t * d + s * (o - 1) + 1, s)
-            for t, d, s, o in zip(tap, window["dilations"], window["strides"], shape[2:], strict=True)
+            for t, d, s, o in zip(
+                tap, window["dilations"], window["strides"], shape[2:], strict=True
+            )
         )
         out[(slice(None), slice(None), *tap)] = padded[(slice(None), slice(None), *index)]
     return out.reshape(x.shape[0], conv.groups, -1, *out.shape[2:])
@@ -116,7 +120,9 @@ def add_float(suite: Level3, conv: Conv, rng: np.random.Generator) -> tuple[str,
         "c.conv",
         [Arg(f32, x), Arg(f32, w), Arg(f32, bias), Arg(f32, shape=expected.shape)],
         lambda v: [
-            qkernel.ConvOp(v[0], v[1], v[3], **conv.window, epilogue_operands=[v[2]], **relu_bias(len(conv.x)))
+            qkernel.ConvOp(
+                v[0], v[1], v[3], **conv.window, epilogue_operands=[v[2]], **relu_bias(len(conv.x))
+            )
         ],
     )
     return out, expected, gamma(int(np.prod(conv.weight[1:])) + 3) * magnitude
@@ -133,7 +139,10 @@ def add_dequant(
     scale = rng.uniform(0.01, 0.1, shape).astype(np.float32)
     zero = rng.integers(low, high + 1, shape) if zero_point else np.zeros(shape, np.int64)
     ones = (1,) * (len(conv.x) - 1)
-    s, z = (np.asarray(v, np.float64).reshape((*shape, *(ones if per_axis else ()))) for v in (scale, zero))
+    s, z = (
+        np.asarray(v, np.float64).reshape((*shape, *(ones if per_axis else ())))
+        for v in (scale, zero)
+    )
     expected = reference(conv, x, s * (q - z))
     magnitude = reference(conv, np.abs(x), s * (np.abs(q.astype(np.float64)) + np.abs(z)))
     args = [Arg(f32, x), Arg(storage, q), Arg(f32, scale)]
@@ -151,7 +160,11 @@ def add_dequant(
 
     def body(v: Any) -> list[Any]:
         keywords: dict[str, SSAValue] = {k: v[i] for k, i in named.items()}
-        return [qkernel.DequantConvOp(v[0], v[1], v[2], v[-1], **conv.window, hoisted=hoisted, **keywords)]
+        return [
+            qkernel.DequantConvOp(
+                v[0], v[1], v[2], v[-1], **conv.window, hoisted=hoisted, **keywords
+            )
+        ]
 
     name = f"dequant_{conv.name}_{storage}_{per_axis:d}{zero_point:d}{hoisted:d}"
     out = suite.add(name, "c.dequant_conv", args, body)
@@ -177,7 +190,9 @@ def all_cases() -> tuple[Level3, list[tuple[str, Array, Array]]]:
     cases = [add_float(suite, c, rng) for c in CONVS]
     cases += [add_window_sum(suite, c, rng) for c in CONVS]
     cases += [add_dequant(suite, c, I8, True, True, h, rng) for c in CONVS for h in (False, True)]
-    for storage, axis, zero, hoisted in product((ui8, ui4), (False, True), (False, True), (False, True)):
+    for storage, axis, zero, hoisted in product(
+        (ui8, ui4), (False, True), (False, True), (False, True)
+    ):
         cases.append(add_dequant(suite, CONVS[1], storage, axis, zero, hoisted, rng))
     return suite, cases
 

@@ -25,7 +25,21 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.backend.c.scalar import UnsupportedOp
 from qfold.dialects.element_types import (
-    i1, i4, i8, i16, i32, i64, integer_range, is_unsigned, numpy_dtype, signless, ui4, ui8, ui16, ui32, ui64,
+    i1,
+    i4,
+    i8,
+    i16,
+    i32,
+    i64,
+    integer_range,
+    is_unsigned,
+    numpy_dtype,
+    signless,
+    ui4,
+    ui8,
+    ui16,
+    ui32,
+    ui64,
 )  # fmt: skip
 from tests.backend.level3 import Arg, Array, Level3, gamma
 
@@ -58,10 +72,15 @@ def generic(
         result = cast.results[0]
     block.add_op(linalg.YieldOp(result))
     iterators = [
-        IteratorTypeAttr(IteratorType.REDUCTION if k == "r" else IteratorType.PARALLEL) for k in kinds
+        IteratorTypeAttr(IteratorType.REDUCTION if k == "r" else IteratorType.PARALLEL)
+        for k in kinds
     ]
     return linalg.GenericOp(
-        inputs, [output], Region(block), ArrayAttr([AffineMapAttr(m) for m in maps]), ArrayAttr(iterators)
+        inputs,
+        [output],
+        Region(block),
+        ArrayAttr([AffineMapAttr(m) for m in maps]),
+        ArrayAttr(iterators),
     )
 
 
@@ -76,25 +95,37 @@ def constant(block: Block, value: float, type_: Attribute) -> SSAValue:
 
 
 def elementwise(
-    suite: Level3, name: str, inputs: Sequence[tuple[Array, Attribute]], result: Attribute, body: Body
+    suite: Level3,
+    name: str,
+    inputs: Sequence[tuple[Array, Attribute]],
+    result: Attribute,
+    body: Body,
 ) -> str:
     shape = np.broadcast_shapes(*(a.shape for a, _ in inputs))
     rank = len(shape)
 
     def ops(v: Sequence[SSAValue]) -> list[Any]:
         maps = [
-            AffineMap(rank, 0, tuple(AffineExpr.constant(0) if n == 1 else d(i) for i, n in enumerate(a.shape)))
+            AffineMap(
+                rank,
+                0,
+                tuple(AffineExpr.constant(0) if n == 1 else d(i) for i, n in enumerate(a.shape)),
+            )
             for a, _ in inputs
         ]
         return [generic(v[:-1], v[-1], [*maps, AffineMap.identity(rank)], "p" * rank, body)]
 
-    return suite.add(name, "c.loops", [*(Arg(t, a) for a, t in inputs), Arg(result, shape=shape)], ops)
+    return suite.add(
+        name, "c.loops", [*(Arg(t, a) for a, t in inputs), Arg(result, shape=shape)], ops
+    )
 
 
 def interesting(type_: Attribute, rng: np.random.Generator, count: int = 40) -> Array:
     low, high = integer_range(type_)
     edges = [low, low + 1, 0, 1, high - 1, high]
-    values = rng.integers(low, high, count, dtype=np.int64 if high < 2**63 else np.uint64, endpoint=True)
+    values = rng.integers(
+        low, high, count, dtype=np.int64 if high < 2**63 else np.uint64, endpoint=True
+    )
     values[: len(edges)] = edges
     return values.astype(numpy_dtype(type_))
 
@@ -135,7 +166,11 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
         for type_ in (ui8, ui16, ui32, ui64) if unsigned else (i8, i16, i32, i64):
             a, b = interesting(type_, rng), interesting(type_, rng)[::-1].copy()
             out = elementwise(
-                suite, f"{name}_{type_}", [(a, type_), (b, type_)], type_, lambda k, v, c=kind: op(k, c(v[0], v[1]))
+                suite,
+                f"{name}_{type_}",
+                [(a, type_), (b, type_)],
+                type_,
+                lambda k, v, c=kind: op(k, c(v[0], v[1])),
             )
             zero_divisor = "div" in name or "rem" in name
             values = [
@@ -149,14 +184,20 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
         ("shrs", arith.ShRSIOp, a >> b),
         ("shru", arith.ShRUIOp, (a.view(np.uint32) >> b.view(np.uint32)).view(np.int32)),
     ):
-        out = elementwise(suite, name, [(a, i32), (b, i32)], i32, lambda k, v, c=kind: op(k, c(v[0], v[1])))
+        out = elementwise(
+            suite, name, [(a, i32), (b, i32)], i32, lambda k, v, c=kind: op(k, c(v[0], v[1]))
+        )
         expected[out] = found
     a, b = interesting(i16, rng), interesting(i16, rng)[::-1].copy()
     u, w = a.view(np.uint16), b.view(np.uint16)
     tests = [a == b, a != b, a < b, a <= b, a > b, a >= b, u < w, u <= w, u > w, u >= w]
     for predicate, found in enumerate(tests):
         out = elementwise(
-            suite, f"cmpi{predicate}", [(a, i16), (b, i16)], i1, lambda k, v, p=predicate: op(k, arith.CmpiOp(v[0], v[1], p))
+            suite,
+            f"cmpi{predicate}",
+            [(a, i16), (b, i16)],
+            i1,
+            lambda k, v, p=predicate: op(k, arith.CmpiOp(v[0], v[1], p)),
         )
         expected[out] = found
     for source, target, kind in (
@@ -167,7 +208,9 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
     ):  # fmt: skip
         x = np.arange(40) % 2 == 0 if source == i1 else interesting(source, rng)
         name = f"{kind.name.split('.')[1]}_{source}_{target}"
-        out = elementwise(suite, name, [(x, source)], target, lambda k, v, c=kind, t=target: op(k, c(v[0], t)))
+        out = elementwise(
+            suite, name, [(x, source)], target, lambda k, v, c=kind, t=target: op(k, c(v[0], t))
+        )
         wide = x.astype(object)
         if target in (f32, f64):
             expected[out] = x.astype(numpy_dtype(target))
@@ -186,7 +229,9 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
         ("bool_xor", arith.XOrIOp, np.logical_xor),
     ):
         p, q = np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)
-        out = elementwise(suite, name, [(p, i1), (q, i1)], i1, lambda k, v, c=kind: op(k, c(v[0], v[1])))
+        out = elementwise(
+            suite, name, [(p, i1), (q, i1)], i1, lambda k, v, c=kind: op(k, c(v[0], v[1]))
+        )
         expected[out] = found(p, q)
     # index arithmetic, and a table read at an index from data: out of range reads the nearest row
     table = rng.standard_normal((5, 3)).astype(np.float32)
@@ -201,14 +246,21 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
 
         return [generic([v[0]], v[2], [AffineMap(2, 0, (d(0),)), identity], "pp", body)]
 
-    out = suite.add("lookup", "c.loops", [Arg(i64, rows), Arg(f32, table), Arg(f32, shape=(5, 3))], lookup)
+    out = suite.add(
+        "lookup", "c.loops", [Arg(i64, rows), Arg(f32, table), Arg(f32, shape=(5, 3))], lookup
+    )
     expected[out] = table[np.clip(rows, 0, 4)]
 
     def positions(v: Sequence[SSAValue]) -> list[Any]:
         def body(block: Block, x: Sequence[SSAValue]) -> SSAValue:
             row, column = op(block, linalg.IndexOp(0)), op(block, linalg.IndexOp(1))
             ten = op(block, arith.ConstantOp(IntegerAttr(10, IndexType())))
-            return op(block, arith.IndexCastOp(op(block, arith.AddiOp(op(block, arith.MuliOp(row, ten)), column)), i32))
+            return op(
+                block,
+                arith.IndexCastOp(
+                    op(block, arith.AddiOp(op(block, arith.MuliOp(row, ten)), column)), i32
+                ),
+            )
 
         return [generic([], v[0], [identity], "pp", body)]
 
@@ -225,7 +277,10 @@ def test_integers_are_exact(integers: tuple[dict[str, Array], dict[str, Array]])
     assert all(found[n].dtype == e.dtype or n in ("positions.0",) for n, e in expected.items())
 
 
-SPECIAL = np.array([0.0, -0.0, 1.0, -1.5, 2.5, -2.5, 0.3, np.inf, -np.inf, np.nan, 3e9, -3e9, 1e-3, 300.7], np.float32)
+SPECIAL = np.array(
+    [0.0, -0.0, 1.0, -1.5, 2.5, -2.5, 0.3, np.inf, -np.inf, np.nan, 3e9, -3e9, 1e-3, 300.7],
+    np.float32,
+)
 
 
 def test_floats() -> None:
@@ -233,7 +288,9 @@ def test_floats() -> None:
     a, b = np.meshgrid(SPECIAL, SPECIAL)
     exact: dict[str, Array] = {}
 
-    def add(name: str, kind: Any, values: Array, result: Attribute = f32, binary: bool = True) -> None:
+    def add(
+        name: str, kind: Any, values: Array, result: Attribute = f32, binary: bool = True
+    ) -> None:
         inputs = [(a, f32), (b, f32)] if binary else [(a, f32)]
         out = elementwise(suite, name, inputs, result, lambda k, v: op(k, kind(*v[: len(inputs)])))
         exact[out] = values
@@ -257,22 +314,46 @@ def test_floats() -> None:
         either = np.isnan(a) | np.isnan(b)
         ordered = [a == b, a > b, a >= b, a < b, a <= b, (a != b) & ~either, ~either]
         unordered = [e | either for e in ordered[:-1]] + [either]
-        for predicate, values in enumerate([np.zeros_like(either), *ordered, *unordered, np.ones_like(either)]):
+        for predicate, values in enumerate(
+            [np.zeros_like(either), *ordered, *unordered, np.ones_like(either)]
+        ):
             add(f"cmpf{predicate}", lambda x, y, p=predicate: arith.CmpfOp(x, y, p), values, i1)
         for width, type_ in ((8, i8), (16, i16), (32, i32), (64, i64)):
             low, high = integer_range(type_)
             wide = np.where(np.isnan(a), 0, np.clip(a.astype(np.float64), low, high))
-            values = np.where(wide >= high, high, np.trunc(np.minimum(wide, float(high) * (1 - 2**-53))).astype(np.int64))
-            add(f"fptosi{width}", lambda x, t=type_: arith.FPToSIOp(x, t), values.astype(numpy_dtype(type_)), type_, False)
-        add("fptoui8", lambda x: arith.FPToUIOp(x, i8), np.where(np.isnan(a), 0, np.clip(np.trunc(a), 0, 255)).astype(np.uint8), ui8, False)
+            values = np.where(
+                wide >= high,
+                high,
+                np.trunc(np.minimum(wide, float(high) * (1 - 2**-53))).astype(np.int64),
+            )
+            add(
+                f"fptosi{width}",
+                lambda x, t=type_: arith.FPToSIOp(x, t),
+                values.astype(numpy_dtype(type_)),
+                type_,
+                False,
+            )
+        add(
+            "fptoui8",
+            lambda x: arith.FPToUIOp(x, i8),
+            np.where(np.isnan(a), 0, np.clip(np.trunc(a), 0, 255)).astype(np.uint8),
+            ui8,
+            False,
+        )
 
     def chosen(k: Block, v: Sequence[SSAValue]) -> SSAValue:
         less = op(k, arith.CmpfOp(v[0], v[1], 4))
         return op(k, arith.SelectOp(less, v[0], constant(k, 7.0, f32)))
 
-    exact[elementwise(suite, "select", [(a, f32), (b, f32)], f32, chosen)] = np.where(a < b, a, np.float32(7))
+    exact[elementwise(suite, "select", [(a, f32), (b, f32)], f32, chosen)] = np.where(
+        a < b, a, np.float32(7)
+    )
     found = suite.run(**FAST)
-    wrong = [n for n, e in exact.items() if not np.array_equal(found[n], e, equal_nan=e.dtype.kind == "f")]
+    wrong = [
+        n
+        for n, e in exact.items()
+        if not np.array_equal(found[n], e, equal_nan=e.dtype.kind == "f")
+    ]
     assert not wrong, wrong
 
 
@@ -294,7 +375,10 @@ def test_math_functions_are_the_runtime_ones() -> None:
         "rsqrt": (math.RsqrtOp, 1 / np.sqrt(wide)),
         "powf": (lambda v: math.PowFOp(v, v), wide**wide),
     }
-    names = {k: elementwise(suite, k, [(x, f32)], f32, lambda b, v, c=c: op(b, c(v[0]))) for k, (c, _) in cases.items()}
+    names = {
+        k: elementwise(suite, k, [(x, f32)], f32, lambda b, v, c=c: op(b, c(v[0])))
+        for k, (c, _) in cases.items()
+    }
     found = suite.run()
     for key, (_, expected) in cases.items():
         error = np.abs(found[names[key]] - expected)
@@ -302,7 +386,9 @@ def test_math_functions_are_the_runtime_ones() -> None:
 
 
 def fill(value: float, target: SSAValue, type_: Attribute = f32) -> list[Any]:
-    scalar = arith.ConstantOp(FloatAttr(value, type_) if type_ in (f32, f64) else IntegerAttr(int(value), type_))  # type: ignore[arg-type]
+    scalar = arith.ConstantOp(
+        FloatAttr(value, type_) if type_ in (f32, f64) else IntegerAttr(int(value), type_)
+    )  # type: ignore[arg-type]
     return [scalar, linalg.FillOp((scalar.result,), (target,), ())]
 
 
@@ -313,7 +399,9 @@ def test_reductions(options: dict[str, Any]) -> None:
     wide = x.astype(np.float64)
     checks: list[tuple[str, Array, Array | float]] = []
 
-    def add(name: str, axes: set[int], kind: Any, start: float, expected: Array, bound: Array | float) -> None:
+    def add(
+        name: str, axes: set[int], kind: Any, start: float, expected: Array, bound: Array | float
+    ) -> None:
         kept = tuple(d(i) for i in range(3) if i not in axes)
         kinds = "".join("r" if i in axes else "p" for i in range(3))
 
@@ -331,7 +419,14 @@ def test_reductions(options: dict[str, Any]) -> None:
         axis = tuple(sorted(axes))
         tag = "".join(map(str, axis))
         count = int(np.prod([x.shape[i] for i in axis]))
-        add(f"sum{tag}", axes, arith.AddfOp, 0.0, wide.sum(axis), gamma(count) * np.abs(wide).sum(axis))
+        add(
+            f"sum{tag}",
+            axes,
+            arith.AddfOp,
+            0.0,
+            wide.sum(axis),
+            gamma(count) * np.abs(wide).sum(axis),
+        )
         add(f"max{tag}", axes, arith.MaximumfOp, float("-inf"), x.max(axis), 0.0)
         add(f"min{tag}", axes, arith.MinnumfOp, float("inf"), x.min(axis), 0.0)
 
@@ -343,7 +438,12 @@ def test_reductions(options: dict[str, Any]) -> None:
 
     y = rng.standard_normal((7, 90)).astype(np.float32)
     for name, strides in (("dense", None), ("strided", (1, 7)), ("gaps", (100, 1))):
-        out = suite.add(f"squares_{name}", "c.loops", [Arg(f32, y, strides=strides, offset=3 if strides else 0), Arg(f32, shape=(7,))], squares)
+        out = suite.add(
+            f"squares_{name}",
+            "c.loops",
+            [Arg(f32, y, strides=strides, offset=3 if strides else 0), Arg(f32, shape=(7,))],
+            squares,
+        )
         total = (y.astype(np.float64) ** 2).sum(1)
         checks.append((out, total, gamma(91) * total))
 
@@ -354,10 +454,20 @@ def test_reductions(options: dict[str, Any]) -> None:
             AffineMap(3, 0, (d(2),)),
             AffineMap(3, 0, (d(0), d(1))),
         ]
-        return [*fill(float("-inf"), v[2]), generic([v[0], v[1]], v[2], maps, "ppr", lambda k, e: op(k, arith.MaximumfOp(e[0], e[2])))]
+        return [
+            *fill(float("-inf"), v[2]),
+            generic(
+                [v[0], v[1]], v[2], maps, "ppr", lambda k, e: op(k, arith.MaximumfOp(e[0], e[2]))
+            ),
+        ]
 
     z = rng.standard_normal((2, 9)).astype(np.float32)
-    out = suite.add("pool", "c.loops", [Arg(f32, z), Arg(f32, np.zeros(3, np.float32)), Arg(f32, shape=(2, 4))], pool)
+    out = suite.add(
+        "pool",
+        "c.loops",
+        [Arg(f32, z), Arg(f32, np.zeros(3, np.float32)), Arg(f32, shape=(2, 4))],
+        pool,
+    )
     checks.append((out, np.stack([z[:, 2 * i : 2 * i + 3].max(1) for i in range(4)], 1), 0.0))
 
     # integers, and a boolean any
@@ -365,7 +475,10 @@ def test_reductions(options: dict[str, Any]) -> None:
 
     def total(v: Sequence[SSAValue]) -> list[Any]:
         maps = [AffineMap.identity(2), AffineMap(2, 0, (d(0),))]
-        return [*fill(0, v[1], i32), generic([v[0]], v[1], maps, "pr", lambda k, e: op(k, arith.AddiOp(e[0], e[1])))]
+        return [
+            *fill(0, v[1], i32),
+            generic([v[0]], v[1], maps, "pr", lambda k, e: op(k, arith.AddiOp(e[0], e[1]))),
+        ]
 
     out = suite.add("wrapping_sum", "c.loops", [Arg(i32, q), Arg(i32, shape=(4,))], total)
     checks.append((out, q.sum(1, dtype=np.int32), 0.0))
@@ -373,7 +486,10 @@ def test_reductions(options: dict[str, Any]) -> None:
 
     def nothing(v: Sequence[SSAValue]) -> list[Any]:
         maps = [AffineMap.identity(2), AffineMap(2, 0, (d(0),))]
-        return [*fill(5.0, v[1]), generic([v[0]], v[1], maps, "pr", lambda k, e: op(k, arith.AddfOp(e[0], e[1])))]
+        return [
+            *fill(5.0, v[1]),
+            generic([v[0]], v[1], maps, "pr", lambda k, e: op(k, arith.AddfOp(e[0], e[1]))),
+        ]
 
     out = suite.add("no_elements", "c.loops", [Arg(f32, empty), Arg(f32, shape=(3,))], nothing)
     checks.append((out, np.full(3, 5.0), 0.0))
@@ -391,7 +507,10 @@ def test_nan_in_any_lane_of_a_maximum() -> None:
 
     def ops(v: Sequence[SSAValue]) -> list[Any]:
         maps = [AffineMap.identity(2), AffineMap(2, 0, (d(0),))]
-        return [*fill(float("-inf"), v[1]), generic([v[0]], v[1], maps, "pr", lambda k, e: op(k, arith.MaximumfOp(e[0], e[1])))]
+        return [
+            *fill(float("-inf"), v[1]),
+            generic([v[0]], v[1], maps, "pr", lambda k, e: op(k, arith.MaximumfOp(e[0], e[1]))),
+        ]
 
     out = suite.add("maximum", "c.loops", [Arg(f32, x), Arg(f32, shape=(70,))], ops)
     assert np.isnan(suite.run()[out]).all()
@@ -408,11 +527,36 @@ def test_copies_of_every_layout() -> None:
                 view = {"strides": strides, "offset": 2}
                 source = Arg(type_, values, **(view if direction == "from" else {}))
                 target = Arg(type_, shape=values.shape, **(view if direction == "to" else {}))
-                out = suite.add(f"{name}_{type_}_{direction}", "c.loops", [source, target], lambda v: [memref.CopyOp(v[0], v[1])])
+                out = suite.add(
+                    f"{name}_{type_}_{direction}",
+                    "c.loops",
+                    [source, target],
+                    lambda v: [memref.CopyOp(v[0], v[1])],
+                )
                 cases.append((out, values))
     scalar = np.array(3.5, np.float32)
-    cases.append((suite.add("scalar", "c.loops", [Arg(f32, scalar), Arg(f32, shape=())], lambda v: [memref.CopyOp(v[0], v[1])]), scalar))
-    cases.append((suite.add("filled", "c.loops", [Arg(i64, shape=(2, 3), strides=(5, 1))], lambda v: fill(-7, v[0], i64)), np.full((2, 3), -7)))
+    cases.append(
+        (
+            suite.add(
+                "scalar",
+                "c.loops",
+                [Arg(f32, scalar), Arg(f32, shape=())],
+                lambda v: [memref.CopyOp(v[0], v[1])],
+            ),
+            scalar,
+        )
+    )
+    cases.append(
+        (
+            suite.add(
+                "filled",
+                "c.loops",
+                [Arg(i64, shape=(2, 3), strides=(5, 1))],
+                lambda v: fill(-7, v[0], i64),
+            ),
+            np.full((2, 3), -7),
+        )
+    )
     found = suite.run(**FAST)
     for out, expected in cases:
         assert np.array_equal(found[out], expected), out
@@ -426,13 +570,17 @@ def test_non_linear_index_maps() -> None:
     def ops(v: Sequence[SSAValue]) -> list[Any]:
         return [generic(v[:2], v[2], maps, "p", lambda k, e: op(k, arith.AddfOp(e[0], e[1])))]
 
-    out = suite.add("folded", "c.loops", [Arg(f32, x), Arg(f32, x * 10), Arg(f32, shape=(12,))], ops)
+    out = suite.add(
+        "folded", "c.loops", [Arg(f32, x), Arg(f32, x * 10), Arg(f32, shape=(12,))], ops
+    )
     i = np.arange(12)
     assert np.array_equal(suite.run(**FAST)[out], x[i // 2] + 10 * x[i % 3])
 
 
 def test_an_op_without_a_c_form_is_refused_by_name() -> None:
     suite = Level3()
-    elementwise(suite, "sine", [(np.ones(3, np.float32), f32)], f32, lambda k, v: op(k, math.SinOp(v[0])))
+    elementwise(
+        suite, "sine", [(np.ones(3, np.float32), f32)], f32, lambda k, v: op(k, math.SinOp(v[0]))
+    )
     with pytest.raises(UnsupportedOp, match=r"math\.sin.*f32.*has no C form"):
         suite.run()

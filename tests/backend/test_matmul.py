@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backend.level3 import Arg, Array, Level3, assert_within, gamma
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, f32
 from xdsl.ir import Block, Region, SSAValue
@@ -17,6 +16,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.element_types import integer_range, numpy_dtype
 from qfold.dialects.qkernel import zero_point_type
+from tests.backend.level3 import Arg, Array, Level3, assert_within, gamma
 
 I8, UI8, I4, UI4, I16, UI16 = qkernel.STORAGE_TYPES
 d0, d1 = AffineExpr.dimension(0), AffineExpr.dimension(1)
@@ -44,7 +44,16 @@ class Case:
         return f"{self.storage}_{layout}_{self.granularity}{self.block or ''}_{batch}{self.m}x{self.k}x{self.n}_{flags}"
 
 
-SHAPES = [(1, 40, 70), (3, 33, 5), (4, 8, 32), (6, 70, 40), (70, 9, 33), (5, 130, 17), (67, 200, 3), (2, 3, 1)]
+SHAPES = [
+    (1, 40, 70),
+    (3, 33, 5),
+    (4, 8, 32),
+    (6, 70, 40),
+    (70, 9, 33),
+    (5, 130, 17),
+    (67, 200, 3),
+    (2, 3, 1),
+]
 CASES = [
     *(Case(m, k, n, transposed=t, hoisted=h) for (m, k, n), t, h in product(SHAPES, (False, True), (False, True))),
     *(
@@ -93,13 +102,19 @@ def add_case(suite: Level3, case: Case, rng: np.random.Generator) -> tuple[str, 
 
     def spread(x: Array) -> Array:
         x = np.asarray(x, np.float64)
-        return np.repeat(x, case.block, axis=0)[: case.k] if case.block else np.broadcast_to(x, (case.k, case.n))
+        return (
+            np.repeat(x, case.block, axis=0)[: case.k]
+            if case.block
+            else np.broadcast_to(x, (case.k, case.n))
+        )
 
     s, z = spread(scale), spread(zero)
     a64 = a.astype(np.float64)
     expected = a64 @ (s * (q - z))
     # Hoisting adds the rounding of the row sum and of zp * sum, each relative to |zp| sum |a|.
-    magnitude = np.abs(a64) @ (s * (np.abs(q - z) if not case.hoisted else np.abs(q.astype(np.float64)) + np.abs(z)))
+    magnitude = np.abs(a64) @ (
+        s * (np.abs(q - z) if not case.hoisted else np.abs(q.astype(np.float64)) + np.abs(z))
+    )
     args = [
         Arg(f32, a),
         Arg(case.storage, np.ascontiguousarray(q.T) if case.transposed else q),
@@ -110,7 +125,12 @@ def add_case(suite: Level3, case: Case, rng: np.random.Generator) -> tuple[str, 
         zp_type = zero_point_type(case.storage)
         stored = np.asarray(zero).astype(numpy_dtype(zp_type))
         keywords["zero_point"] = len(args)
-        args.append(Arg(zp_type, np.ascontiguousarray(stored.T) if case.transposed and case.block else stored))
+        args.append(
+            Arg(
+                zp_type,
+                np.ascontiguousarray(stored.T) if case.transposed and case.block else stored,
+            )
+        )
         if case.hoisted:
             if case.block:
                 padded = np.zeros((*a.shape[:-1], blocks * case.block), np.float32)
@@ -188,14 +208,18 @@ def strided_matmul(
             arg(b, b_order == "kn", transpose_b),
             Arg(f32, shape=expected.shape, strides=tuple(strides)),
         ],
-        lambda v: [qkernel.MatmulOp(v[0], v[1], v[2], transpose_a=transpose_a, transpose_b=transpose_b)],
+        lambda v: [
+            qkernel.MatmulOp(v[0], v[1], v[2], transpose_a=transpose_a, transpose_b=transpose_b)
+        ],
     )
     return out, expected, gamma(k + 2) * magnitude
 
 
 def float_cases(suite: Level3, rng: np.random.Generator) -> list[tuple[str, Array, Array]]:
     cases = []
-    for a_order, b_order, ta, tb in product(("mk", "km"), ("kn", "nk"), (False, True), (False, True)):
+    for a_order, b_order, ta, tb in product(
+        ("mk", "km"), ("kn", "nk"), (False, True), (False, True)
+    ):
         for m, k, n, gap in ((5, 37, 41, 0), (1, 64, 9, 3), (70, 12, 3, 1)):
             name = f"f32_{a_order}_{b_order}_{ta:d}{tb:d}_{m}x{k}x{n}_{gap}"
             cases.append(
@@ -203,10 +227,16 @@ def float_cases(suite: Level3, rng: np.random.Generator) -> list[tuple[str, Arra
                                transpose_a=ta, transpose_b=tb, gap=gap)
             )  # fmt: skip
     cases.append(strided_matmul(suite, "batched", rng, m=3, k=20, n=10, batch=(2, 3), gap=1))
-    cases.append(strided_matmul(suite, "batched_nk", rng, m=3, k=20, n=10, batch=(2, 3), b_order="nk"))
+    cases.append(
+        strided_matmul(suite, "batched_nk", rng, m=3, k=20, n=10, batch=(2, 3), b_order="nk")
+    )
     cases.append(strided_matmul(suite, "shared_b", rng, m=3, k=20, n=10, batch=(2, 3), batch_b=()))
-    cases.append(strided_matmul(suite, "rows_of_batches", rng, m=1, k=20, n=40, batch=(6,), batch_b=()))
-    cases.append(strided_matmul(suite, "broadcast_b", rng, m=3, k=20, n=10, batch=(2, 3), batch_b=(1, 3)))
+    cases.append(
+        strided_matmul(suite, "rows_of_batches", rng, m=1, k=20, n=40, batch=(6,), batch_b=())
+    )
+    cases.append(
+        strided_matmul(suite, "broadcast_b", rng, m=3, k=20, n=10, batch=(2, 3), batch_b=(1, 3))
+    )
     cases.append(strided_matmul(suite, "no_k", rng, m=3, k=0, n=4))
     cases.append(strided_matmul(suite, "no_rows", rng, m=0, k=3, n=4))
     return cases
@@ -233,7 +263,12 @@ def test_all_layouts_types_granularities() -> None:
 def test_at_full_optimisation() -> None:
     """A sample of the cases as users compile them: the vectoriser sees every form."""
     suite, rng = Level3(), np.random.default_rng(8)
-    sample = [Case(9, 70, 70), Case(9, 70, 70, transposed=True), Case(1, 70, 40, UI4), Case(70, 40, 20, UI8, True, "block", block=16)]
+    sample = [
+        Case(9, 70, 70),
+        Case(9, 70, 70, transposed=True),
+        Case(1, 70, 40, UI4),
+        Case(70, 40, 20, UI8, True, "block", block=16),
+    ]
     cases = [add_case(suite, c, rng) for c in sample]
     cases.append(strided_matmul(suite, "f32", rng, m=9, k=70, n=70))
     check(suite.run(), cases)

@@ -235,7 +235,8 @@ SOFTMAX = """
       linalg.yield %r : f32
     } -> tensor<4xf32>
     %p = linalg.generic {indexing_maps = [#ij, #i, #ij],
-        iterator_types = ["parallel", "parallel"]} ins(%masked, %m : tensor<4x33xf32>, tensor<4xf32>) outs(%e : tensor<4x33xf32>) {
+        iterator_types = ["parallel", "parallel"]}
+        ins(%masked, %m : tensor<4x33xf32>, tensor<4xf32>) outs(%e : tensor<4x33xf32>) {
     ^bb0(%a : f32, %b : f32, %o : f32):
       %d = arith.subf %a, %b : f32
       %r = math.exp %d : f32

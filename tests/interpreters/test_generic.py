@@ -455,3 +455,26 @@ def test_named_ops(domain: Any) -> None:
     np.testing.assert_allclose(m, x @ w, rtol=1e-5)
     np.testing.assert_array_equal(t, m.T)
     np.testing.assert_array_equal(b, np.repeat(x[..., None], 5, -1))
+
+
+@pytest.mark.parametrize("domain", ["exact", "f64", "bounded"])
+def test_named_convolution(domain: Any) -> None:
+    """Named ops of linalg run through the same engine as generics."""
+    text = """
+      func.func @main(%x : tensor<1x2x6x6xf32>, %w : tensor<3x2x3x3xf32>) -> tensor<1x3x4x4xf32> {
+        %zero = arith.constant 0.0 : f32
+        %e = tensor.empty() : tensor<1x3x4x4xf32>
+        %i = linalg.fill ins(%zero : f32) outs(%e : tensor<1x3x4x4xf32>) -> tensor<1x3x4x4xf32>
+        %c = linalg.conv_2d_nchw_fchw {dilations = dense<1> : tensor<2xi64>, strides = dense<1> : tensor<2xi64>}
+            ins(%x, %w : tensor<1x2x6x6xf32>, tensor<3x2x3x3xf32>) outs(%i : tensor<1x3x4x4xf32>) -> tensor<1x3x4x4xf32>
+        func.return %c : tensor<1x3x4x4xf32>
+      }
+    """
+    x, w = random(0, 1, 2, 6, 6), random(1, 3, 2, 3, 3)
+    (c,) = run(parse(text), [x, w], domain=domain)
+    patches = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), axis=(2, 3))
+    want = np.einsum("nchwij,fcij->nfhw", patches, w)
+    if domain == "bounded":
+        assert c.contains(want).all()
+        c = c.value
+    np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -118,13 +118,28 @@ def assert_same(before: Sequence[Any], after: Sequence[Any], rtol: float = 1e-12
         x, y = np.asarray(x), np.asarray(y)
         assert x.shape == y.shape
         if x.dtype.kind != "f":
-            assert np.array_equal(x.view(np.int8) if x.dtype == np.uint8 else x,
-                                  y.view(np.int8) if y.dtype == np.uint8 else y)
+            assert x.dtype == y.dtype or same_bits(x, y)
+            assert x.dtype != y.dtype or np.array_equal(x, y)
             continue
         finite = np.isfinite(x)
         assert np.array_equal(finite, np.isfinite(y))
         scale = np.abs(x[finite]).max(initial=1e-30)
         assert np.abs(x - y)[finite].max(initial=0.0) <= rtol * scale
+
+
+def same_bits(x: Array, y: Array) -> bool:
+    """Whether unsigned integers are those bits read as signed ones, of as many bits as the values take."""
+    width = 4 if x.size and x.max() < 16 and y.min() >= -8 else 8 * x.dtype.itemsize
+    mask = (1 << width) - 1
+    return np.array_equal(x.astype(np.int64) & mask, y.astype(np.int64) & mask)
+
+
+def as_declared(made: ModuleOp, given: Sequence[Array]) -> list[Array]:
+    """The inputs as the function now takes them: a pass may have dropped the signs from its types."""
+    function = made.body.block.first_op
+    assert isinstance(function, func.FuncOp)
+    types = [cast(TensorType[Attribute], t) for t in function.function_type.inputs]
+    return [x.view(numpy_dtype(t.element_type)) for x, t in zip(given, types, strict=True)]
 
 
 def check(made: ModuleOp, *passes: str, inputs: Sequence[Array] | None = None) -> ModuleOp:
@@ -133,7 +148,7 @@ def check(made: ModuleOp, *passes: str, inputs: Sequence[Array] | None = None) -
     before = run(made, given, domain="f64")
     for name in passes:
         apply(made, name)
-        assert_same(before, run(made, given, domain="f64"))
+        assert_same(before, run(made, as_declared(made, given), domain="f64"))
     return made
 
 

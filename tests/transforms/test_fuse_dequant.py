@@ -147,7 +147,7 @@ def test_looks_through_transposes_and_reshapes(granularity, axis):
 
 def test_shared_weight_read_forward_and_backward():
     """One dequantise, read plain and transposed: both fuse, of one string of bytes, and the dequantise goes."""
-    quant = quantization(i8, (6, 6), "axis", 1)
+    quant = quantization(i8, (6, 6), "axis", 1, zero="high")
 
     def build(node: Node, x: SSAValue) -> list[SSAValue]:
         w = weight(node, i8, (6, 6), quant)

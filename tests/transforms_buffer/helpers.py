@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,19 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
 
 from qfold.dialects.element_types import numpy_dtype
 from qfold.interpreters import run
 from qfold.ir.builder import ScalarBuilder, TensorBuilder
 from qfold.ir.locations import name_location
-from qfold.transforms.pipelines import kernel_pipeline
+from qfold.targets import HOST, Target
+from qfold.transforms.qmm_bufferize import bufferize
+from qfold.transforms.qmm_check_plan import QmmCheckPlanPass
+from qfold.transforms.qmm_outline_kernels import QmmOutlineKernelsPass
+from qfold.transforms.qmm_plan_memory import plan_memory
+from qfold.transforms.qmm_select_kernels import select_kernels
+from qfold.transforms.qmm_verify_buffers import QmmVerifyBuffersPass
 
 Build = Callable[..., Sequence[SSAValue] | SSAValue]
 
@@ -74,36 +82,45 @@ def main(module_: ModuleOp) -> func.FuncOp:
     raise AssertionError("no main")
 
 
-def bufferized(module_: ModuleOp) -> ModuleOp:
+def apply(module_: ModuleOp, *passes: ModulePass) -> ModuleOp:
+    for step in passes:
+        step.apply(Context(), module_)
+    module_.verify()
+    return module_
+
+
+def bufferized(module_: ModuleOp, target: Target = HOST) -> ModuleOp:
     """Level 2, verified."""
-    for step in kernel_pipeline()[:2]:
-        step.apply(Context(), module_)
-    module_.verify()
-    return module_
+    bufferize(module_, main(module_), target)
+    return apply(module_, QmmVerifyBuffersPass())
 
 
-def planned(module_: ModuleOp) -> ModuleOp:
-    """From level 2 to level 3, verified and checked."""
-    for step in kernel_pipeline()[2:]:
-        step.apply(Context(), module_)
-    module_.verify()
-    for step in kernel_pipeline():
-        if step.name == "qmm-verify-buffers":
-            step.apply(Context(), module_)
-    return module_
+def outlined(module_: ModuleOp, target: Target = HOST) -> ModuleOp:
+    """From level 2 to functions with kernels."""
+    apply(module_, QmmOutlineKernelsPass())
+    select_kernels(module_, target)
+    return apply(module_, QmmVerifyBuffersPass())
+
+
+def planned(module_: ModuleOp, target: Target = HOST) -> ModuleOp:
+    """From functions to level 3, verified and checked."""
+    plan_memory(main(module_), target)
+    return apply(module_, QmmVerifyBuffersPass(), QmmCheckPlanPass())
 
 
 def check_levels(
-    module_: ModuleOp, inputs: Sequence[np.ndarray[Any, Any]] | None = None
+    module_: ModuleOp,
+    inputs: Sequence[np.ndarray[Any, Any]] | None = None,
+    target: Target = HOST,
 ) -> ModuleOp:
     """Run levels 1, 2 and 3 and compare them bit for bit; inputs must come out unchanged. Returns level 2."""
     inputs = small_inputs(module_) if inputs is None else inputs
     before = [x.copy() for x in inputs]
     expected = [np.array(v) for v in run(module_, inputs)]
-    bufferized(module_)
-    level2 = module_.clone()
-    for level in (lambda: module_, lambda: planned(module_)):
-        found = run(level(), inputs)
+    level2 = bufferized(module_.clone(), target)
+    level3 = planned(outlined(level2.clone(), target), target)
+    for level in (level2, level3):
+        found = run(level, inputs)
         assert len(found) == len(expected)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.asarray(a), b)
@@ -145,3 +162,13 @@ def total(b: TensorBuilder, x: SSAValue, axis: int, keepdims: bool = False) -> S
         return s(arith.AddfOp, acc, e)
 
     return b.reduce(x, [axis], 0.0, body, keepdims=keepdims)
+
+
+def dense_only() -> Target:
+    """The host with kernels that take no strides."""
+    return replace(
+        HOST,
+        kernels=tuple(
+            k if k.operands is None else replace(k, strided=frozenset()) for k in HOST.kernels
+        ),
+    )

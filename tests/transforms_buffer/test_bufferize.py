@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 from xdsl.dialects import arith, memref, tensor
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, f32, i64
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, StringAttr, TensorType, f32, i64
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
@@ -26,11 +26,14 @@ from tests.transforms_buffer.helpers import (
     bufferized,
     check_levels,
     copies,
+    dense_only,
     double,
     in_place,
     main,
     module,
     ops,
+    outlined,
+    planned,
     total,
 )
 
@@ -334,10 +337,9 @@ def test_pad_of_a_concat_waits_for_the_fill():
 def test_insertions_that_overlap_keep_their_order():
     def build(b: B, x: V, y: V):
         base = b.fill((4, 4), f32, 1.0)
-        a, c = double(b, x), double(b, y)
-        first = b.insert_slice(a, base, [0, 0])
-        second = b.insert_slice(c, first, [1, 1])
-        return second
+        # Made in the other order than inserted: written where they go, the first insertion would win.
+        c, a = double(b, y), double(b, x)
+        return b.insert_slice(c, b.insert_slice(a, base, [0, 0]), [1, 1])
 
     check_levels(module([(3, 3), (2, 2)], build))
 
@@ -409,10 +411,12 @@ def test_a_transpose_that_a_dense_kernel_reads_is_written_in_that_order():
         a = b.transpose(double(b, x), (1, 0))
         return b(qmm.DequantMatmulOp, a, w, qmm.QuantAttr.get(i8, 0.5))
 
-    level2 = check_levels(module([(4, 3)], build))
+    level2 = check_levels(module([(4, 3)], build), target=dense_only())
     assert copies(level2) == 0
     (kernel,) = ops(level2, qkernel.DequantMatmulOp)
     assert "strided" not in str(kernel.a.type)
+    (kernel,) = ops(check_levels(module([(4, 3)], build)), qkernel.DequantMatmulOp)
+    assert "strided<[1, 3]>" in str(kernel.a.type)
 
 
 def test_a_transposed_input_that_a_dense_kernel_reads_is_copied():
@@ -420,7 +424,42 @@ def test_a_transposed_input_that_a_dense_kernel_reads_is_copied():
         w = qmm.WeightAttr.from_array(np.arange(-4, 4, dtype=np.int8).reshape(4, 2))
         return b(qmm.DequantMatmulOp, b.transpose(x, (1, 0)), w, qmm.QuantAttr.get(i8, 0.5))
 
-    assert copies(check_levels(module([(4, 3)], build))) == 1
+    assert copies(check_levels(module([(4, 3)], build), target=dense_only())) == 1
+    assert copies(check_levels(module([(4, 3)], build))) == 0
+
+
+def test_a_dense_kernel_does_not_write_into_a_strided_part():
+    def build(b: B, x: V):
+        product = b(qmm.MatmulOp, x, x, transpose_b=True)
+        return total(b, b.concat([product, x], 1), 0)
+
+    assert copies(check_levels(module([(3, 3)], build), target=dense_only())) == 2
+    assert copies(check_levels(module([(3, 3)], build))) == 1
+
+
+def test_a_window_that_nobody_reads_takes_no_memory():
+    """A pooling bounds its window by an operand of the window's shape."""
+
+    def build(b: B, x: V):
+        loops = [AffineExpr.dimension(d) for d in range(2)]
+        window = b.empty((3,), f32)
+        return double(
+            b,
+            b.generic(
+                [(x, AffineMap(2, 0, (loops[0] + loops[1],))), (window, AffineMap(2, 0, (loops[1],)))],
+                b.fill((6,), f32, -100.0),
+                AffineMap(2, 0, (loops[0],)),
+                ["parallel", "reduction"],
+                lambda s, e, acc: s(arith.MaximumfOp, e[0], acc),
+            ),
+        )
+
+    level2 = check_levels(module([(8,)], build))
+    assert allocs(level2) == 2
+    level3 = planned(outlined(level2))
+    plan = main(level3).attributes["qmm.plan"]
+    assert isinstance(plan, DictionaryAttr)
+    assert plan.data["arena_bytes"] == IntegerAttr(24, i64)
 
 
 def test_values_without_elements():

@@ -38,7 +38,9 @@ class Compiler:
 
 
 def find_compiler(target: Target, cc: str | None = None) -> Compiler:
-    """`cc` when given, else $CC, the target's compilers in order, and the `ziglang` wheel's clang. `BuildError` when there is none."""
+    """`cc` when given, else $CC, the target's compilers in order, and the `ziglang` wheel's clang. `BuildError` when there
+    is none.
+    """
     for name, command in (("the compiler given", cc), ("$CC", os.environ.get("CC"))):
         if command:
             words = shlex.split(command)
@@ -80,7 +82,8 @@ def compile_directory(
 ) -> Built:
     """Compile the generated sources in `directory` with the host's runner; objects and binary go to `output`, which exists.
 
-    `trace`: the checked build. `native`: for this machine's instruction set (where the compiler knows the flag). `extra_cflags` come last.
+    `trace`: the checked build. `native`: for this machine's instruction set (where the compiler knows the flag).
+    `extra_cflags` come last.
     `BuildError` with the compiler's own message.
     """
     source, out = Path(directory).absolute(), Path(output).absolute()
@@ -114,7 +117,12 @@ def compile_directory(
 def _run(command: Sequence[str], directory: Path) -> None:
     try:
         done = subprocess.run(
-            command, cwd=directory, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT
+            command,
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT,
         )
     except OSError as e:
         raise BuildError(f"{command[0]}: {e.strerror or e}") from None

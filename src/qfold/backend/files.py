@@ -12,8 +12,7 @@ from pathlib import Path
 def write_directory(directory: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
     """Make `directory` hold exactly `files` (name -> contents).
 
-    They are written beside it first and renamed into place: on any failure an existing directory is as it was. An existing directory is
-    replaced only when it is empty or holds a generated network (`network.h`); otherwise `OSError`, as for a full disk or a
+    They are written beside it first and renamed into place: on any failure an existing directory is as it was. One is replaced only when it is empty or holds a generated network (`network.h`); otherwise `OSError`, as for a full disk or a
     path that cannot be written.
     """
     target = Path(directory).absolute()

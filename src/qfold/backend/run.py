@@ -79,7 +79,8 @@ class Executable:
         return self._run(inputs, repeat, None)[1]
 
     def run_traced(self, inputs: Mapping[str, Array]) -> list[DispatchTrace]:
-        """What each dispatch read and wrote, in order. `RunError` unless this is a checked build (`trace=True`), or when a dispatch was
+        """What each dispatch read and wrote, in order. `RunError` unless this is a checked build (`trace=True`), or when a
+        dispatch was
         not the one that the module says, or read other bytes for a constant than the module has."""
         if not self.built.traced:
             raise RunError("only a build with trace=True records its dispatches")
@@ -106,7 +107,11 @@ class Executable:
         except subprocess.TimeoutExpired:
             raise RunError(f"the network ran for more than {_TIMEOUT} s") from None
         if done.returncode:
-            how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+            how = (
+                f"signal {-done.returncode}"
+                if done.returncode < 0
+                else f"exit code {done.returncode}"
+            )
             raise RunError(f"the network stopped with {how}\n{done.stderr.strip()}".strip())
         seconds = [float(line) for line in done.stdout.split()]
         return unpack_ports(self._program.outputs, result.read_bytes()), seconds
@@ -176,7 +181,9 @@ def pack_ports(ports: Sequence[Port], values: Mapping[str, Array]) -> bytes:
         array = np.asarray(values[port.name])
         shape, element = port.type.get_shape(), port.type.get_element_type()
         if array.shape != shape:
-            raise ValueError(f"input {port.name} has shape {list(array.shape)}, expected {list(shape)}")
+            raise ValueError(
+                f"input {port.name} has shape {list(array.shape)}, expected {list(shape)}"
+            )
         dtype = numpy_dtype(element)
         if array.dtype != dtype:
             raise ValueError(f"input {port.name} is {array.dtype}, expected {dtype} ({element})")
@@ -250,4 +257,3 @@ def build_module(
         native=native,
     )
     return Executable(module, built, scratch)
-

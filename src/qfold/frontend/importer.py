@@ -45,6 +45,12 @@ class Poison:
 
 
 POISON = Poison()
+
+MAX_FUNCTION_DEPTH = 32
+"""Calls inside of calls that are inlined."""
+MAX_NODES = 1 << 20
+"""Nodes that are imported, inlined ones counted each time: functions that call each other twice grow exponentially."""
+
 Slot: TypeAlias = "Value | Poison"
 
 
@@ -81,6 +87,7 @@ class GraphImporter:
         self.model = model
         self.materializer = Materializer(block)
         self.reasons: list[Unsupported] = []
+        self.nodes = 0
         self.functions = {
             (registry.canonical_domain(f.domain), f.name): f for f in model.proto.functions
         }
@@ -133,6 +140,11 @@ class GraphImporter:
         self, node: NodeProto, index: int, scope: Scope, declared: Mapping[str, ValueInfoProto]
     ) -> None:
         """Imports one node and defines its outputs in `scope`."""
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise FrontendError(
+                f"the model has more than {MAX_NODES} nodes, inlined functions counted"
+            )
         domain = registry.canonical_domain(node.domain)
         name = scope.fixed_name or scope.prefix + display_name(node, index)
         ref = NodeRef(name, node.op_type, domain, scope.opsets.get(domain, 1))
@@ -280,6 +292,10 @@ class GraphImporter:
         key = (ref.domain, node.op_type)
         if key in scope.functions:
             raise FrontendError(f"{ref}: the function calls itself")
+        if len(scope.functions) >= MAX_FUNCTION_DEPTH:
+            raise FrontendError(
+                f"{ref}: functions call each other more than {MAX_FUNCTION_DEPTH} deep"
+            )
         opsets = dict(scope.opsets)
         for entry in function.opset_import:
             opsets[registry.canonical_domain(entry.domain)] = entry.version

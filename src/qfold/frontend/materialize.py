@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
-from xdsl.dialects.builtin import LocationAttr, f32
+from xdsl.dialects.builtin import BytesAttr, LocationAttr, TensorType, f32
 from xdsl.ir import Block, SSAValue
 
 from qfold.dialects import qmm
-from qfold.dialects.qmm import QuantAttr
+from qfold.dialects.element_types import bit_width
+from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.frontend.errors import NodeRef, Unsupported
 from qfold.frontend.tensors import CONSTANT_ONLY
-from qfold.frontend.values import Const, Quantized, Value, swaps_last_two
+from qfold.frontend.values import Array, Const, Quantized, Value, swaps_last_two
 from qfold.ir.builder import TensorBuilder
 from qfold.ir.locations import fuse_locations, name_location
+
+_LARGE = 1 << 12
+"""Constants of this many bytes and more take over the bytes that they were read as."""
 
 
 class Materializer:
@@ -70,7 +75,12 @@ class Materializer:
     def _constant(self, const: Const) -> SSAValue:
         if const not in self._constants:
             builder = self.at(name_location(const.name))
-            self._constants[const] = builder.constant(np.asarray(const.array), const.type)
+            raw = _whole_bytes(const.array) if const.array.nbytes >= _LARGE else None
+            if raw is None or bit_width(const.type) == 4:
+                self._constants[const] = builder.constant(np.asarray(const.array), const.type)
+            else:
+                weight = WeightAttr(TensorType(const.type, const.shape), BytesAttr(raw))
+                self._constants[const] = builder.insert(qmm.ConstantOp(weight)).result
         return self._constants[const]
 
     def _dequantize(self, value: Quantized) -> SSAValue:
@@ -91,6 +101,16 @@ class Materializer:
             # Another node dequantises the same constant in the same way: one op stands for both.
             known.location = fuse_locations([known.location, location])
         return known.result
+
+
+def _whole_bytes(array: Array) -> bytes | None:
+    """The bytes object that `array` is a view of, if it holds just this array: then they need no copy."""
+    base: Any = array.base
+    while isinstance(base, np.ndarray):
+        base = cast(Any, base).base
+    if isinstance(base, bytes) and len(base) == array.nbytes and array.flags.c_contiguous:
+        return base
+    return None
 
 
 def _location(names: Sequence[str]) -> LocationAttr:

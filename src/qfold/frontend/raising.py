@@ -43,6 +43,11 @@ def handles(domain: str, op_type: str) -> bool:
     return (domain, op_type) in _RULES
 
 
+def handled_ops() -> list[tuple[str, str]]:
+    """All (domain, operator) pairs with a rule, sorted."""
+    return sorted(_RULES)
+
+
 def raise_node(ctx: NodeContext) -> Sequence[Value] | None:
     """Applies the rule for the node, if there is one and it holds."""
     found = _RULES.get((ctx.ref.domain, ctx.node.op_type))

@@ -199,7 +199,10 @@ def decode_tensor(tensor: TensorProto, name: str, directory: Path | None) -> Con
         bits = stored.astype(np.uint8 if width == 4 else np.uint16)
         return Const(_from_bytes(bits.tobytes(), element_type, shape), element_type, name)
     dtype = next(n for n, t in _NUMPY_NAMES.items() if t == element_type)
-    return Const(stored.astype(dtype).reshape(shape), element_type, name)
+    array = stored.astype(dtype).reshape(shape)
+    if not np.array_equal(array.reshape(-1), stored, equal_nan=stored.dtype.kind == "f"):
+        raise FrontendError(f"{what} holds values that {onnx_type_name(tensor.data_type)} cannot")
+    return Const(array, element_type, name)
 
 
 def attribute_value(attribute: AttributeProto, where: str) -> Any:

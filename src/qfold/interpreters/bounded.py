@@ -14,9 +14,18 @@ import numpy as np
 from xdsl.dialects.builtin import Float16Type, Float32Type, Float64Type, IntegerType
 from xdsl.ir import Attribute
 
-from qfold.dialects.element_types import integer_range, is_float, numpy_dtype
+from qfold.dialects.element_types import is_float, numpy_dtype
 from qfold.interpreters import elementwise
 from qfold.interpreters.domains import REDUCERS, Domain, convert_exactly, garbage, matmul
+from qfold.interpreters.propagation import (
+    Error,
+    deviation,
+    elementary_error,
+    integer_error,
+    is_exact,
+    linear,
+    product_error,
+)
 from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value
 from qfold.runtime.ulp import ULP_BOUNDS
 
@@ -50,25 +59,19 @@ _ROUND_TO_INTEGER = frozenset(
 )
 _EXTREMES = frozenset(("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"))
 
-_Error = Array | float
 
-
-def split(x: Value | int) -> tuple[Array, _Error]:
+def split(x: Value | int) -> tuple[Array, Error]:
     """Value and bound; the bound is the float 0.0 when the number is exact."""
     if isinstance(x, Bounded):
         return x.value, x.bound if x.bound.any() else 0.0
     return np.asarray(x), 0.0
 
 
-def pair(value: Array, bound: _Error) -> Bounded:
+def pair(value: Array, bound: Error) -> Bounded:
     shape = np.broadcast_shapes(np.shape(value), np.shape(bound))
     return Bounded(
         np.broadcast_to(value, shape), np.broadcast_to(np.asarray(bound, np.float64), shape)
     )
-
-
-def is_exact(error: _Error) -> bool:
-    return isinstance(error, float)
 
 
 def unit(element_type: Attribute) -> float:
@@ -82,7 +85,7 @@ def gamma(n: int, element_type: Attribute) -> float:
     return nu / (1 - nu) if nu < 1 else np.inf
 
 
-def rounded(element_type: Attribute, value: Array, error: _Error, ulps: float = 0.5) -> Bounded:
+def rounded(element_type: Attribute, value: Array, error: Error, ulps: float = 0.5) -> Bounded:
     """`value` with the propagated `error`, after an op whose own error is `ulps` units in the last place.
 
     An ulp of x is at most 2 u |x|. Where the result may overflow the bound is infinite. An infinity or NaN that follows from
@@ -96,7 +99,7 @@ def rounded(element_type: Attribute, value: Array, error: _Error, ulps: float = 
     return settle(value, bound, error)
 
 
-def settle(value: Array, bound: _Error, error: _Error) -> Bounded:
+def settle(value: Array, bound: Error, error: Error) -> Bounded:
     """`bound`, made meaningful where `value` is no number or the propagated `error` is undefined."""
     finite = np.isfinite(value)
     bound = np.where(np.isnan(bound), np.inf, bound)
@@ -173,14 +176,14 @@ class BoundedDomain(Domain):
                 error = error + np.where(unsure, 2 * np.abs(values[0]), 0.0)
             return settle(result, error, error)
         if name in _ROUND_TO_INTEGER:
-            error = _deviation(elementwise.FLOAT_ARITHMETIC[name], result, values[0], errors[0])
+            error = deviation(elementwise.FLOAT_ARITHMETIC[name], result, values[0], errors[0])
             return settle(result, error, error)
         if name in ("arith.addf", "arith.subf"):
             return rounded(element_type, result, errors[0] + errors[1])
         if name == "arith.mulf":
-            return rounded(element_type, result, _product_error(*values, *errors))
+            return rounded(element_type, result, product_error(*values, *errors))
         if name == "math.fma":
-            error = _product_error(values[0], values[1], errors[0], errors[1])
+            error = product_error(values[0], values[1], errors[0], errors[1])
             inner = rounded(element_type, values[0] * values[1], error)
             return rounded(element_type, result, inner.bound + errors[2])
         if name == "arith.divf":
@@ -190,11 +193,11 @@ class BoundedDomain(Domain):
                 error = (errors[0] + np.abs(result) * errors[1]) / room
                 error = np.where((room > 0) | (np.asarray(errors[1]) == 0), error, np.inf)
             return rounded(element_type, result, error)
-        error = _elementary_error(name, result, values, errors)
+        error = elementary_error(name, result, values, errors)
         return rounded(element_type, result, error, ulp_bound(name))
 
     def _extreme(
-        self, name: str, result: Array, values: tuple[Array, ...], errors: tuple[_Error, ...]
+        self, name: str, result: Array, values: tuple[Array, ...], errors: tuple[Error, ...]
     ) -> Value:
         if is_exact(errors[0]) and is_exact(errors[1]):
             return pair(result, 0.0)
@@ -211,7 +214,7 @@ class BoundedDomain(Domain):
         result = elementwise.integer_op(name, element_type, *values)
         if all(map(is_exact, errors)):
             return result
-        return pair(result, _integer_error(name, element_type, result, values, errors))
+        return pair(result, integer_error(name, element_type, result, values, errors))
 
     def compare(self, name: str, predicate: int, a: Value, b: Value) -> Value:
         (x, ex), (y, ey) = split(a), split(b)
@@ -261,7 +264,7 @@ class BoundedDomain(Domain):
                 whole = elementwise.float_to_integer(v, target, as_unsigned)
                 return (elementwise.unsigned(whole) if as_unsigned else whole).astype(np.float64)
 
-            bound = _deviation(function, function(value), value, error)
+            bound = deviation(function, function(value), value, error)
             return pair(result, np.where(np.isnan(value) | np.isnan(bound), np.inf, bound))
         if name in ("arith.extsi", "arith.extui"):
             return pair(result, linear(source, value, error, name == "arith.extui"))
@@ -353,115 +356,3 @@ class BoundedDomain(Domain):
 def ulp_bound(name: str) -> float:
     """The stated error of the C runtime's function behind an op of `math`, in ulp."""
     return ULP_BOUNDS.get(name, _OTHER_ULPS)
-
-
-def _product_error(a: Array, b: Array, ea: _Error, eb: _Error) -> _Error:
-    if is_exact(ea) and is_exact(eb):
-        return 0.0
-    return np.abs(a) * eb + np.abs(b) * ea + ea * eb
-
-
-def _deviation(
-    function: Callable[[Array], Array], result: Array, value: Array, error: _Error
-) -> _Error:
-    """How far a monotone function can get from `result` within `value` ± `error`."""
-    if is_exact(error):
-        return 0.0
-    above, below = function(value + error), function(value - error)
-    return np.where(
-        np.asarray(error) == 0,
-        0.0,
-        np.maximum(np.abs(above - result), np.abs(result - below)),
-    )
-
-
-def _elementary_error(
-    name: str, result: Array, values: tuple[Array, ...], errors: tuple[_Error, ...]
-) -> _Error:
-    """The propagated error of a function of `math`, without its own rounding."""
-    if all(map(is_exact, errors)):
-        return 0.0
-    value, error = values[0], errors[0]
-    if name in ("math.sin", "math.cos"):
-        return np.minimum(error, 2.0)
-    if name in ("math.powf", "math.fpowi"):
-        return _power_error(result, values, errors)
-    function = elementwise.ELEMENTARY[name]
-    if name == "math.atan2":
-        reach = np.hypot(value, values[1]) - (error + errors[1])
-        return np.where(reach > 0, np.minimum((error + errors[1]) / reach, 2 * np.pi), 2 * np.pi)
-    deviation = _deviation(function, result, value, error)
-    if name == "math.cosh":
-        return np.where(np.abs(value) <= error, np.maximum(deviation, result - 1), deviation)
-    if name == "math.tan":
-        branch = np.floor((value - error) / np.pi + 0.5) == np.floor((value + error) / np.pi + 0.5)
-        return np.where(branch, deviation, np.inf)
-    return deviation
-
-
-def _power_error(result: Array, values: tuple[Array, ...], errors: tuple[_Error, ...]) -> _Error:
-    """a^b is monotone in each argument for a > 0; for any other a, |a|^n is in |a| when n is an exact whole number."""
-    (a, b), (ea, eb) = values, errors
-    low, high = a - ea, a + ea
-    corners = [np.power(x, y) for x in (low, high) for y in (b - eb, b + eb)]
-    spread = np.maximum.reduce([np.abs(c - result) for c in corners])
-    whole = (np.asarray(eb) == 0) & (b == np.rint(b)) & (b >= 1)
-    reach = np.abs(a) + ea
-    by_slope = np.abs(b) * np.power(reach, np.maximum(b - 1, 0)) * ea
-    return np.where(low > 0, spread, np.where(whole, by_slope, np.inf))
-
-
-def linear(element_type: Attribute, value: Array, error: _Error, as_unsigned: bool) -> Array:
-    """The bound of a signless integer once it is read as a number: unknown where the type's range may wrap."""
-    low, high = integer_range(element_type)
-    number = value.astype(np.float64)
-    if as_unsigned:
-        low, high = 0, (1 << elementwise.width_of(element_type)) - 1
-        number = elementwise.unsigned(value).astype(np.float64)
-    inside = (number - error >= low) & (number + error <= high)
-    return np.where(inside | (np.asarray(error) == 0), error, float(high - low))
-
-
-def _integer_error(
-    name: str,
-    element_type: Attribute,
-    result: Array,
-    values: tuple[Array, ...],
-    errors: tuple[_Error, ...],
-) -> _Error:
-    """Bounds of an integer op with an uncertain argument (a quantised number that may be off by a step)."""
-    any_error = sum((np.asarray(e) for e in errors), np.zeros(()))
-    if name in ("arith.addi", "arith.subi"):
-        return any_error
-    if name == "arith.muli":
-        a, b = (v.astype(np.float64) for v in values)
-        return _product_error(a, b, *errors)
-    if element_type == IntegerType(1):
-        # and with a certain false, or with a certain true: certain
-        deciding = {"arith.andi": False, "arith.ori": True}.get(name)
-        certain = np.zeros(result.shape, np.bool_)
-        for value, error in zip(values, errors, strict=True):
-            if deciding is not None:
-                certain = certain | ((value == deciding) & (np.asarray(error) == 0))
-        return np.where(certain, 0.0, np.minimum(any_error, 1.0))
-    as_unsigned = name in ("arith.minui", "arith.maxui", "arith.divui", "arith.shrui")
-    wide = [(elementwise.unsigned(v) if as_unsigned else v).astype(np.float64) for v in values]
-    reach = [linear(element_type, v, e, as_unsigned) for v, e in zip(values, errors, strict=True)]
-    if name in ("arith.minui", "arith.maxui", "arith.minsi", "arith.maxsi"):
-        function = np.minimum if "min" in name else np.maximum
-        middle = function(*wide)
-        high = function(wide[0] + reach[0], wide[1] + reach[1])
-        low = function(wide[0] - reach[0], wide[1] - reach[1])
-        return np.maximum(high - middle, middle - low)
-    if name == "math.absi":
-        return reach[0]
-    exact_divisor = np.asarray(errors[-1]) == 0
-    if name in ("arith.shrsi", "arith.shrui"):
-        return np.where(exact_divisor, np.ceil(reach[0] / np.exp2(wide[1])), np.inf)
-    if name in ("arith.divsi", "arith.divui", "arith.floordivsi", "arith.ceildivsi"):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            steps = np.ceil(reach[0] / np.abs(wide[1]))
-        return np.where(exact_divisor & (wide[1] != 0), steps, np.where(exact_divisor, 0.0, np.inf))
-    if name == "arith.shli":
-        return np.where(exact_divisor, np.asarray(errors[0]) * np.exp2(wide[1]), np.inf)
-    return np.where(any_error > 0, np.inf, 0.0)

@@ -39,7 +39,6 @@ from qfold.interpreters.domains import Domain, element_type
 from qfold.interpreters.scalar import DomainFunctions
 from qfold.interpreters.values import Array, Value, map_parts
 
-
 _T = TypeVar("_T")
 
 

@@ -144,7 +144,11 @@ def run_function(
     types = function.function_type.inputs.data
     if len(arguments) != len(types):
         raise ValueError(f"@{symbol} takes {len(types)} arguments, got {len(arguments)}")
-    values = [_argument(numbers, a, t, n) for a, t, n in zip(arguments, types, names, strict=True)]
+    written = map(_is_written, function.body.block.args)
+    values = [
+        _argument(numbers, a, t, n, w)
+        for a, t, n, w in zip(arguments, types, names, written, strict=True)
+    ]
     results = _call(interpreter, function, values)
     return tuple(
         _output(numbers, v) for v in (results if function.function_type.outputs else values)

@@ -37,12 +37,12 @@ from qfold.ir.constants import constant_array
 from qfold.ir.generics import (
     add_location,
     erase_dead,
+    extents_of,
     indexing_maps,
     is_parallel,
     is_projection,
     is_pure,
     is_unit_reshape,
-    loop_extents,
     on_tensors,
     unit_reshape_map,
 )
@@ -145,10 +145,21 @@ def loops_at(producer: linalg.GenericOp, element: AffineMap) -> list[AffineExpr]
 
 
 def bounded(inputs: Sequence[tuple[SSAValue, AffineMap]], op: linalg.GenericOp) -> bool:
-    """Whether some operand of `op` would still say how far each loop runs, had it these inputs."""
+    """Whether the operands of `op` would still say how far each loop runs, and all the same, had it these inputs.
+
+    Behind a slice that starts at 0 a dimension is longer than the loop that indexes it.
+    """
     maps = [m for _, m in inputs] + [indexing_maps(op)[-1]]
-    shapes = [shape_of(v) for v, _ in inputs] + [shape_of(op.outputs[0])]
-    return loop_extents(maps, shapes) is not None
+    shapes = [shape_of(v) for v in (*(v for v, _ in inputs), op.outputs[0])]
+    extents = extents_of(op)
+    seen: set[int] = set()
+    for map_, shape in zip(maps, shapes, strict=True):
+        for e, size in zip(map_.results, shape, strict=True):
+            if isinstance(e, AffineDimExpr):
+                if size != extents[e.position]:
+                    return False
+                seen.add(e.position)
+    return len(seen) == len(extents)
 
 
 def inputs_of(op: linalg.GenericOp) -> list[tuple[SSAValue, AffineMap]]:

@@ -5,10 +5,13 @@ from qfold.targets.description import ANY_TYPE, Kernel, MemoryLevel, Target, Too
 _F32 = frozenset({"f32"})
 _WEIGHTS = frozenset({"i8", "ui8", "i4", "ui4", "i16", "ui16"})
 _ZERO_POINTS = frozenset({"i8", "ui8", "i16", "ui16"})
-_EPILOGUE = frozenset({"epilogue_operands"})
 # The epilogue is printed into the kernel, in whatever types it computes and stores.
 _STORED = {"epilogue_operands": ANY_TYPE, "y": ANY_TYPE}
 _LOOPS = ("linalg.generic", "linalg.fill", "memref.copy")
+
+
+# Kernels index through the strides of a view, but for what they read once per network.
+_STRIDED = frozenset({"a", "b", "x", "y", "row_sum", "window_sum", "epilogue_operands"})
 
 HOST = Target(
     name="host",
@@ -17,12 +20,7 @@ HOST = Target(
     default_space=2,
     alignment=64,
     kernels=(
-        Kernel(
-            "c.matmul",
-            "qkernel.matmul",
-            {"a": _F32, "b": _F32, **_STORED},
-            strided=_EPILOGUE | {"a", "b", "y"},
-        ),
+        Kernel("c.matmul", "qkernel.matmul", {"a": _F32, "b": _F32, **_STORED}, strided=_STRIDED),
         Kernel(
             "c.dequant_matmul",
             "qkernel.dequant_matmul",
@@ -34,9 +32,9 @@ HOST = Target(
                 "row_sum": _F32,
                 **_STORED,
             },
-            strided=_EPILOGUE,
+            strided=_STRIDED,
         ),
-        Kernel("c.conv", "qkernel.conv", {"x": _F32, "w": _F32, **_STORED}, strided=_EPILOGUE),
+        Kernel("c.conv", "qkernel.conv", {"x": _F32, "w": _F32, **_STORED}, strided=_STRIDED),
         Kernel(
             "c.dequant_conv",
             "qkernel.dequant_conv",
@@ -48,9 +46,9 @@ HOST = Target(
                 "window_sum": _F32,
                 **_STORED,
             },
-            strided=_EPILOGUE,
+            strided=_STRIDED,
         ),
-        Kernel("c.window_sum", "qkernel.window_sum", {"x": _F32, "y": _F32}),
+        Kernel("c.window_sum", "qkernel.window_sum", {"x": _F32, "y": _F32}, strided=_STRIDED),
         # Loop nests are printed from the op itself, whatever its types and strides are.
         *(
             Kernel("c.loops", op, strided=frozenset({"inputs", "outputs", "source", "destination"}))

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, BlockArgument, SSAValue
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import bit_width, integer_range, is_float, numpy_dtype
+from qfold.ir.builder import element_type
 from qfold.tools.errors import ToolError
 
 Array = npt.NDArray[Any]
@@ -162,9 +163,8 @@ def _as_dtype(array: Array, spec: TensorSpec) -> Array | None:
         wide = array.astype(np.float64) if spec.dtype.kind == "f" else array
         if not np.array_equal(converted, wide, equal_nan=spec.dtype.kind == "f"):
             return None
-    element_type = spec.element_type
-    if not is_float(element_type) and bit_width(element_type) == 4:
-        low, high = integer_range(element_type)
+    if not is_float(spec.element_type) and bit_width(spec.element_type) == 4:
+        low, high = integer_range(spec.element_type)
         if converted.size and (converted.min() < low or converted.max() > high):
             return None
     return converted
@@ -174,8 +174,12 @@ def _index_limit(argument: SSAValue) -> int | None:
     """The number of rows of the smallest table that `argument` indexes, looked for through views of it."""
     limits: list[int] = []
     pending = [argument]
+    seen: set[SSAValue] = set()
     while pending:
         value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
         for use in value.uses:
             op = use.operation
             if isinstance(op, qmm.DequantGatherOp):
@@ -204,7 +208,7 @@ def _extracted_from(op: Any, operand: int, pending: list[SSAValue]) -> Iterator[
         elif any(o in derived for o in inner.operands):
             derived.update(inner.results)
             computes = computes or inner.name in ("arith.sitofp", "arith.uitofp")
-    if not computes:
+    if not computes and not is_float(element_type(op.results[0])):
         pending.extend(op.results)
 
 

@@ -6,6 +6,7 @@ Nothing here trusts the generated C: symbols, calls and types come from the obje
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -120,8 +121,8 @@ def _check_calls(calls: Sequence[KernelRecord], network: ObjectFile, kernels: Ob
 
 
 def _unqualified(c_type: str) -> str:
-    """A C type without `const` and blanks, which promise something but say nothing of what the bytes are."""
-    return c_type.replace("const", "").replace(" ", "")
+    """A C type without `const` and blanks, which promise something but say nothing of what the bytes are; `bool` is `_Bool`."""
+    return re.sub(r"\bconst\b|\s", "", c_type.replace("_Bool", "bool"))
 
 
 def _check_types(calls: Sequence[KernelRecord], kernels: ObjectFile) -> AuditResult:

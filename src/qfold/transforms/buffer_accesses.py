@@ -24,10 +24,10 @@ def accesses(op: Operation) -> tuple[list[SSAValue], list[SSAValue]]:
         y: SSAValue = cast(Any, op).y
         return [v for v in op.operands if v is not y], [y]
     if isinstance(op, linalg.GenericOp):
-        reads = [*op.inputs, *loads(op)]
-        arguments = op.body.block.args[len(op.inputs) :]
-        reads += [v for v, a in zip(op.outputs, arguments, strict=True) if a.uses]
-        return reads, list(op.outputs)
+        operands = [*op.inputs, *op.outputs]
+        # An operand whose elements the body does not use is there for its shape alone.
+        reads = [v for v, a in zip(operands, op.body.block.args, strict=True) if a.uses]
+        return [*reads, *loads(op)], list(op.outputs)
     raise PassFailedException(f"{describe_location(op)}: a kernel function does not hold {op.name}")
 
 

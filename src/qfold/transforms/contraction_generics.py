@@ -13,7 +13,6 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import EpilogueOperation, ints, shape_of, window_of
-from qfold.dialects.element_types import is_unsigned
 from qfold.dialects.qmm import QuantAttr
 from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.fusion import inline_body
@@ -83,8 +82,8 @@ def _sum(b: ScalarBuilder, accumulator: SSAValue, x: SSAValue, y: SSAValue) -> S
 
 
 def _raw(b: ScalarBuilder, w: SSAValue, storage: IntegerType) -> SSAValue:
-    """A stored integer as a float, by the conversion of its signedness."""
-    return b(arith.UIToFPOp if is_unsigned(storage) else arith.SIToFPOp, w, f32)
+    """A stored integer as a float, by the extension of its signedness."""
+    return b(arith.SIToFPOp, widened(b, w, storage), f32)
 
 
 def expand_matmul(op: qmm.MatmulOp | qmm.DequantMatmulOp, builder: TensorBuilder) -> SSAValue:

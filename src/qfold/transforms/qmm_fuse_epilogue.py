@@ -117,6 +117,8 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     generic, views = found
     if not is_producer(generic) or not _movable(generic.body.block):
         return None
+    if not shape_of(generic.results[0]) and yields_input(generic):
+        return None  # a reshape to a scalar, which the new op would have to end in again
     inline_single_values(generic)
     tidy_inputs(generic)
     shape = shape_of(result)

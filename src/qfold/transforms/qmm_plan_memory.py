@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import (
     i8,
     i64,
 )
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -62,37 +63,76 @@ def plan_memory(main: func.FuncOp, target: Target) -> None:
     block = main.body.block
     calls = [op for op in block.ops if isinstance(op, func.CallOp)]
     position = {call: i for i, call in enumerate(calls)}
+    touched = _touched_parameters(main)
     allocs: list[memref.AllocOp] = []
     lifetimes: list[Lifetime] = []
+    shapes: list[memref.AllocOp] = []
     for op in list(block.ops):
         if not isinstance(op, memref.AllocOp):
             continue
-        users = [position[u] for u in _users(op.memref, position)]
-        if not users:
+        users = [
+            position[call]
+            for call, index in _users(op.memref, position)
+            if index in touched[call.callee.string_value()]
+        ]
+        if users:
+            allocs.append(op)
+            lifetimes.append(Lifetime(_size(op), min(users), max(users)))
+        elif op.memref.uses:
+            shapes.append(op)
+        else:
             Rewriter.erase_op(op)
-            continue
-        type_ = op.memref.type
-        size = byte_size(type_.element_type, prod(type_.get_shape()))
-        allocs.append(op)
-        lifetimes.append(Lifetime(size, min(users), max(users)))
     planned = plan(lifetimes, target.alignment)
+    size = max([planned.size, *map(_size, shapes)])
     level = target.level(target.default_space)
-    if level.size is not None and planned.size > level.size:
+    if level.size is not None and size > level.size:
         raise PassFailedException(
-            f"the activations take {planned.size} bytes (at least {planned.lower_bound}), but {level.name} of target "
+            f"the activations take {size} bytes (at least {planned.lower_bound}), but {level.name} of target "
             f"{target.name} has {level.size}"
         )
-    _rewrite(main, allocs, planned, target.default_space)
-    main.attributes["qmm.plan"] = _plan_attribute(calls, lifetimes, planned, target.alignment)
+    places = [*zip(allocs, planned.offsets, strict=True), *((op, 0) for op in shapes)]
+    _rewrite(main, places, size, target.default_space)
+    main.attributes["qmm.plan"] = _plan_attribute(calls, lifetimes, planned, size, target.alignment)
 
 
-def _users(value: SSAValue, calls: dict[func.CallOp, int]) -> list[func.CallOp]:
-    """The calls that get `value` or a view of it."""
-    found: list[func.CallOp] = []
+def _size(op: memref.AllocOp) -> int:
+    """Bytes of a buffer."""
+    type_ = op.memref.type
+    return byte_size(type_.element_type, prod(type_.get_shape()))
+
+
+def _touched_parameters(main: func.FuncOp) -> dict[str, set[int]]:
+    """Per function: the parameters that it reads or writes. An input of a generic whose elements its body does not use is not
+    read: it only says how far a loop runs."""
+    touched: dict[str, set[int]] = {}
+    parent = main.parent_block()
+    assert parent is not None
+    for function in parent.ops:
+        if not isinstance(function, func.FuncOp) or function.is_declaration:
+            continue
+        found = touched.setdefault(function.sym_name.data, set())
+        for parameter in function.args:
+            for use in parameter.uses:
+                user = use.operation
+                shape_only = (
+                    isinstance(user, linalg.GenericOp)
+                    and use.index < len(user.inputs)
+                    and not user.body.block.args[use.index].uses
+                )
+                if not shape_only:
+                    found.add(parameter.index)
+    return touched
+
+
+def _users(
+    value: SSAValue, calls: dict[func.CallOp, int]
+) -> list[tuple[func.CallOp, int]]:
+    """The calls that get `value` or a view of it, and as which argument."""
+    found: list[tuple[func.CallOp, int]] = []
     for use in value.uses:
         user = use.operation
         if isinstance(user, func.CallOp) and user in calls:
-            found.append(user)
+            found.append((user, use.index))
         elif isinstance(user, VIEWS):
             found += _users(user.results[0], calls)
         else:
@@ -103,10 +143,10 @@ def _users(value: SSAValue, calls: dict[func.CallOp, int]) -> list[func.CallOp]:
 
 
 def _rewrite(
-    main: func.FuncOp, allocs: Sequence[memref.AllocOp], planned: Plan, space: int
+    main: func.FuncOp, places: Sequence[tuple[memref.AllocOp, int]], size: int, space: int
 ) -> None:
     block: Block = main.body.block
-    type_ = MemRefType(i8, [planned.size], memory_space=IntegerAttr(space, i64))
+    type_ = MemRefType(i8, [size], memory_space=IntegerAttr(space, i64))
     arena = block.insert_arg(type_, 0)
     arena.name_hint = "arena"
     known = () if main.arg_attrs is None else main.arg_attrs.data
@@ -115,7 +155,7 @@ def _rewrite(
         [DictionaryAttr({"qmm.role": StringAttr("arena")}), *known]
     )
     main.update_function_type()
-    for alloc, offset in zip(allocs, planned.offsets, strict=True):
+    for alloc, offset in places:
         at = arith.ConstantOp.from_int_and_width(offset, IndexType())
         view = memref.ViewOp(arena, at, [], alloc.memref.type)
         steps: tuple[Operation, ...] = (at, view)
@@ -126,14 +166,18 @@ def _rewrite(
 
 
 def _plan_attribute(
-    calls: Sequence[func.CallOp], lifetimes: Sequence[Lifetime], planned: Plan, alignment: int
+    calls: Sequence[func.CallOp],
+    lifetimes: Sequence[Lifetime],
+    planned: Plan,
+    size: int,
+    alignment: int,
 ) -> DictionaryAttr:
     def number(value: int) -> IntegerAttr:
         return IntegerAttr(value, i64)
 
     return DictionaryAttr(
         {
-            "arena_bytes": number(planned.size),
+            "arena_bytes": number(size),
             "lower_bound_bytes": number(planned.lower_bound),
             "alignment": number(alignment),
             "buffers": ArrayAttr(

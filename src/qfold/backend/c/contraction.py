@@ -46,7 +46,7 @@ class Epilogue:
                 self.operands, positions[1:], block.args[1:], strict=True
             ):
                 loads.append(buffer.load(at) if argument.uses else "0")
-            value = ScalarPrinter(out, prefix="e").print(block, [accumulator, *loads])
+            value = ScalarPrinter(out, prefix="t").print(block, [accumulator, *loads])
         out.line(self.y.store(positions[0], value))
 
 

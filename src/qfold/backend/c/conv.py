@@ -1,8 +1,8 @@
 """`c.conv`, `c.dequant_conv` and `c.window_sum`: up to 4 output channels share each row of x.
 
-Padding is never materialised: the loops over the output are clipped to where the window's tap falls inside x. Each pass holds the sums of
-a stretch of one output row; the innermost loop runs along it, and a weight is widened once per stretch. A convolution with a 1 x 1
-kernel, unit strides and no pads sees all pixels as one row.
+Padding is never materialised: the loops over the output are clipped to where a tap of the window falls inside x. Each pass holds the
+sums of a stretch of one output row; the innermost loop runs along it, and a weight is widened once per stretch. A convolution
+with a 1 x 1 kernel, unit strides and no pads sees all pixels as one row.
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ def print_conv(out: Writer, op: qkernel.ConvOp | qkernel.DequantConvOp, buffers:
     flat = _flattened(rows, columns, [source], targets, sums)
     if flat is not None:
         rows, columns = flat
-    window = _Window(
-        x.shape[0], groups, x.shape[1] // groups, per_group, rows, columns, source, x
-    )
+    window = _Window(x.shape[0], groups, x.shape[1] // groups, per_group, rows, columns, source, x)
     _Printer(out, window, weight, at_w, channel, dims, epilogue, targets, sums).print()
 
 

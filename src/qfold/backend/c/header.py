@@ -16,7 +16,7 @@ from qfold.dialects.element_types import bit_width, byte_size
 ALIGNMENT = 64
 """Of the memory handed in: a cache line, and the widest vector."""
 
-_NOTES = """Memory: net_init() keeps the pointers of net_mem_t; that memory belongs to the network until the net_t is no longer used.
+_NOTES = """Memory: net_init() keeps the pointers of net_mem_t; the memory is the network's until the net_t is no longer used.
 All mutable state is in it and in net_t: any number of net_t may run at the same time, each with memory of its own.
 net_run() reads the inputs and writes the outputs during the call only. Inputs, outputs and memory must not overlap.
 Outputs are in the caller's buffers and stay valid for as long as those do. Nothing is allocated, nothing is freed."""
@@ -61,7 +61,10 @@ def print_network_header(program: Program, blob: Blob) -> str:
         ]
         out.line(f"#define NET_FOR_EACH_{direction}(X) {' '.join(rows)}".rstrip())
     out.comment("X(member, bytes, alignment) for each memory level.")
-    rows = [f"X({a.level}, NET_{a.level.upper()}_BYTES, NET_{a.level.upper()}_ALIGN)" for a in program.arenas]
+    rows = [
+        f"X({a.level}, NET_{a.level.upper()}_BYTES, NET_{a.level.upper()}_ALIGN)"
+        for a in program.arenas
+    ]
     out.line(f"#define NET_FOR_EACH_LEVEL(X) {' '.join(rows)}".rstrip())
     out.line()
     _structs(out, program)
@@ -94,15 +97,23 @@ def _structs(out: Writer, program: Program) -> None:
     with out.block("typedef struct net_mem", "} net_mem_t;"):
         for arena in program.arenas:
             level = arena.level
-            out.line(f"void *{level}; /* NET_{level.upper()}_BYTES bytes, aligned to NET_{level.upper()}_ALIGN */")
-        out.line("/* The contents of weights.bin, aligned to NET_WEIGHTS_ALIGN. Read only when network.c is compiled with")
-        out.line(" * -DNET_WEIGHTS_IN_MEMORY; else the constants are the ones linked from weights.S, and this may be NULL. */")
+            out.line(
+                f"void *{level}; /* NET_{level.upper()}_BYTES bytes, aligned to NET_{level.upper()}_ALIGN */"
+            )
+        out.line(
+            "/* The contents of weights.bin, aligned to NET_WEIGHTS_ALIGN. Read only when network.c is compiled with"
+        )
+        out.line(
+            " * -DNET_WEIGHTS_IN_MEMORY; else the constants are the ones linked from weights.S, and this may be NULL. */"
+        )
         out.line("const void *weights;")
     out.line()
     out.comment("The inputs, row-major.")
     with out.block("typedef struct net_in", "} net_in_t;"):
         for p in program.inputs:
-            out.line(f"const {c_type(p.type.get_element_type())} *{p.member}; /* {shape_text(p)} */")
+            out.line(
+                f"const {c_type(p.type.get_element_type())} *{p.member}; /* {shape_text(p)} */"
+            )
         if not program.inputs:
             out.line("int none;")
     out.line()
@@ -119,10 +130,14 @@ def _structs(out: Writer, program: Program) -> None:
             out.line(f"uint8_t *{arena.level};")
         out.line("const uint8_t *weights;")
     out.line()
-    out.comment("Set up *net in the memory of *mem. NET_OK, or NET_ERR_NULL or NET_ERR_ALIGN and *net is as it was.")
+    out.comment(
+        "Set up *net in the memory of *mem. NET_OK, or NET_ERR_NULL or NET_ERR_ALIGN and *net is as it was."
+    )
     out.line("int net_init(net_t *net, const net_mem_t *mem);")
     out.line()
-    out.comment("Compute the outputs from the inputs. NET_OK, or NET_ERR_NULL and nothing was computed.")
+    out.comment(
+        "Compute the outputs from the inputs. NET_OK, or NET_ERR_NULL and nothing was computed."
+    )
     out.line("int net_run(net_t *net, const net_in_t *in, net_out_t *out);")
     out.line()
 
@@ -175,7 +190,9 @@ def print_buffers_header(program: Program, blob: Blob) -> str:
         out.line()
         with out.block(f"static inline const {type_} *net_{w.symbol}(const net_t *net)"):
             out.line("#ifdef NET_WEIGHTS_IN_MEMORY")
-            out.line(f"return (const {type_} *)(const void *)(net->weights + {blob.offsets[w.symbol]});")
+            out.line(
+                f"return (const {type_} *)(const void *)(net->weights + {blob.offsets[w.symbol]});"
+            )
             out.line("#else")
             out.line("(void)net;")
             out.line(f"return {w.symbol};")

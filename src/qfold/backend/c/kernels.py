@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from xdsl.dialects import arith, func, memref
 from xdsl.dialects.builtin import MemRefType
@@ -19,7 +20,7 @@ from qfold.backend.c.program import Kernel, NotLevel3, Program
 from qfold.backend.c.scalar import UnsupportedOp
 from qfold.backend.c.text import Names, Writer
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import EpilogueOperation, GroupedOperation
+from qfold.dialects.contraction import EpilogueOperation
 from qfold.ir.locations import describe_location
 
 _LISTED = 6
@@ -66,21 +67,36 @@ def parameters(kernel: Kernel) -> list[Parameter]:
     names = Names()
     result: list[Parameter] = []
     for argument in block.args:
-        assert isinstance(argument.type, MemRefType)
-        type_: MemRefType[Attribute] = argument.type
+        type_ = cast(MemRefType[Attribute], argument.type)
         name = names.unique(wanted.get(argument, f"unused{argument.index}"))
-        result.append(Parameter(Buffer(name, type_), argument in written, argument in read, not kernel.overlaps))
+        result.append(
+            Parameter(
+                Buffer(name, type_), argument in written, argument in read, not kernel.overlaps
+            )
+        )
     return result
 
 
 def _roles(
-    op: Operation, wanted: dict[SSAValue, str], written: set[SSAValue], read: set[SSAValue],
+    op: Operation,
+    wanted: dict[SSAValue, str],
+    written: set[SSAValue],
+    read: set[SSAValue],
     filled: set[SSAValue],
 ) -> None:
-    if isinstance(op, qkernel.MatmulOp | qkernel.DequantMatmulOp | qkernel.ConvOp | qkernel.DequantConvOp | qkernel.WindowSumOp):
+    if isinstance(
+        op,
+        qkernel.MatmulOp
+        | qkernel.DequantMatmulOp
+        | qkernel.ConvOp
+        | qkernel.DequantConvOp
+        | qkernel.WindowSumOp,
+    ):
         for name, _ in op.GROUPS:
-            group = getattr(op, name)
-            values = () if group is None else (group,) if isinstance(group, SSAValue) else group
+            group: SSAValue | Sequence[SSAValue] | None = getattr(op, name)
+            values: Sequence[SSAValue] = ()
+            if group is not None:
+                values = (group,) if isinstance(group, SSAValue) else group
             short = "e" if name == "epilogue_operands" else name
             for i, value in enumerate(values):
                 wanted.setdefault(value, f"e{i}" if short == "e" else short)

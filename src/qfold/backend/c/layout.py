@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType, f32, f64
 from xdsl.ir import Attribute
@@ -36,8 +36,10 @@ def c_type(element_type: Attribute) -> str:
         return "qf_u4x2"
     if isinstance(element_type, IndexType):
         return "int64_t"
-    if isinstance(element_type, IntegerType) and element_type.width.data in (8, 16, 32, 64):
-        return f"{'u' if is_unsigned(element_type) else ''}int{element_type.width.data}_t"
+    if isinstance(element_type, IntegerType):
+        width = cast(IntegerType, element_type).width.data
+        if width in (8, 16, 32, 64):
+            return f"{'u' if is_unsigned(cast(Attribute, element_type)) else ''}int{width}_t"
     raise TypeError(f"element type {element_type} has no C type here")
 
 
@@ -74,11 +76,17 @@ class Linear:
         text = ""
         for name, coefficient in self.terms.items():
             if coefficient:
-                part = name if abs(coefficient) == 1 else f"{name} * {abs(coefficient)}"
                 sign = "-" if coefficient < 0 else "+"
+                part = f"{name} * {abs(coefficient)}"
+                if abs(coefficient) == 1:
+                    part = without_parentheses(name) if sign == "+" else name
                 text = f"{text} {sign} {part}" if text else f"-{part}" if sign == "-" else part
         if self.constant or not text:
-            text = f"{text} {'-' if self.constant < 0 else '+'} {abs(self.constant)}" if text else str(self.constant)
+            text = (
+                f"{text} {'-' if self.constant < 0 else '+'} {abs(self.constant)}"
+                if text
+                else str(self.constant)
+            )
         return text
 
 

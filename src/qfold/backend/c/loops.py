@@ -21,6 +21,7 @@ from xdsl.ir.affine import AffineDimExpr
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
 from qfold.backend.c.scalar import ScalarPrinter, UnsupportedOp
 from qfold.backend.c.text import Writer, without_parentheses
+from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import is_float
 
 _LANES = 32
@@ -99,7 +100,7 @@ def loop_extents(op: linalg.GenericOp) -> list[int]:
     maps = [m.data for m in op.indexing_maps]
     extents: list[int | None] = [None] * maps[0].num_dims
     for operand, map_ in zip(op.operands, maps, strict=True):
-        shape = cast(memref.MemRefType, operand.type).get_shape()
+        shape = shape_of(operand)
         for expression, extent in zip(map_.results, shape, strict=True):
             if isinstance(expression, AffineDimExpr):
                 extents[expression.position] = extent
@@ -203,9 +204,7 @@ class GenericPrinter:
     def _body(self, accumulator: str, replaced: Mapping[str, str] | None = None) -> str:
         """Print the body; returns what it yields. `replaced` renames loop variables."""
         names = replaced or {}
-        indices = [
-            x if x == "0" else f"(int64_t){names.get(x, x)}" for x in self._names
-        ]
+        indices = [x if x == "0" else f"(int64_t){names.get(x, x)}" for x in self._names]
         captured = {v: b for v, b in self._buffers.items()}
         printer = ScalarPrinter(self._out, indices=indices, captured=captured)
         arguments: list[str] = []
@@ -285,7 +284,9 @@ class GenericPrinter:
                 break
         rest = [f"lane[{i}]" for i in range(4)]
         total = self._combined(
-            combine, f"({self._combined(combine, *rest[:2])})", f"({self._combined(combine, *rest[2:])})"
+            combine,
+            f"({self._combined(combine, *rest[:2])})",
+            f"({self._combined(combine, *rest[2:])})",
         )
         out.line(f"acc = {self._combined(combine, 'acc', f'({total})')};")
 
@@ -341,5 +342,3 @@ def print_generic(
 ) -> None:
     """The loop nest of a generic on memrefs; `fill` (of its output, right before it) becomes the accumulator's start."""
     GenericPrinter(out, op, buffers, fill).print()
-
-

@@ -132,5 +132,3 @@ def print_trace_header(program: Program) -> str:
         out.line("    (" + ", \\\n     ".join(steps) + ")")
     out.lines(["", "#endif"])
     return out.text()
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -177,7 +177,9 @@ def _overlap(places: Sequence[Place]) -> bool:
     mutable = [p for p in places if not isinstance(p.root, WeightData)]
     for i, a in enumerate(mutable):
         for b in mutable[:i]:
-            apart = a.bytes + span_bytes(a.type) <= b.bytes or b.bytes + span_bytes(b.type) <= a.bytes
+            apart = (
+                a.bytes + span_bytes(a.type) <= b.bytes or b.bytes + span_bytes(b.type) <= a.bytes
+            )
             if a.root == b.root and a.is_output == b.is_output and not apart:
                 return True
     return False
@@ -190,7 +192,9 @@ class _Reader:
     constants: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     weights: dict[str, WeightData] = field(default_factory=dict[str, WeightData])
     kernels: dict[str, Kernel] = field(default_factory=dict[str, Kernel])
-    names: Names = field(default_factory=lambda: Names(("is_aligned", "posix_memalign", "aligned_alloc")))
+    names: Names = field(
+        default_factory=lambda: Names(("is_aligned", "posix_memalign", "aligned_alloc"))
+    )
 
     def read(self) -> Program:
         functions: dict[str, func.FuncOp] = {}
@@ -199,11 +203,10 @@ class _Reader:
                 functions[op.sym_name.data] = op
             elif isinstance(op, memref.GlobalOp):
                 weight = global_weight(op)
-                type_ = cast(MemRefType[Attribute], op.type)
                 self.weights[op.sym_name.data] = WeightData(
                     op.sym_name.data,
                     weight,
-                    memory_space(type_),
+                    memory_space(op.type),
                     16 if op.alignment is None else op.alignment.value.data,
                 )
             else:
@@ -241,13 +244,16 @@ class _Reader:
         members = {"input": Names(), "output": Names()}
         dictionaries = [] if main.arg_attrs is None else list(main.arg_attrs)
         for index, argument in enumerate(main.body.block.args):
-            attributes = dictionaries[index].data if index < len(dictionaries) else {}
+            attributes: Mapping[str, Attribute] = {}
+            if index < len(dictionaries):
+                attributes = dictionaries[index].data
             role = attributes.get(ROLE)
-            if not isinstance(role, StringAttr) or not isinstance(argument.type, MemRefType):
+            type_: Attribute = argument.type
+            if not isinstance(role, StringAttr) or not isinstance(type_, MemRefType):
                 raise NotLevel3(
-                    f"argument {index} of @main is a {argument.type} without {ROLE}: run qmm-bufferize first"
+                    f"argument {index} of @main is a {type_} without {ROLE}: run qmm-bufferize first"
                 )
-            type_ = cast(MemRefType[Attribute], argument.type)
+            type_ = cast(MemRefType[Attribute], type_)
             if role.data == "arena":
                 size = type_.get_shape()[0]
                 root: Port | Arena = Arena(memory_space(type_), size)
@@ -260,7 +266,7 @@ class _Reader:
     @staticmethod
     def _port(
         argument: BlockArgument,
-        attributes: Any,
+        attributes: Mapping[str, Attribute],
         members: Names,
         type_: MemRefType[Attribute],
     ) -> Port:
@@ -277,9 +283,7 @@ class _Reader:
             cast(IntegerAttr[Any], zero).value.data if isinstance(zero, IntegerAttr) else None,
         )
 
-    def _call(
-        self, op: func.CallOp, functions: dict[str, func.FuncOp], position: int
-    ) -> Dispatch:
+    def _call(self, op: func.CallOp, functions: dict[str, func.FuncOp], position: int) -> Dispatch:
         callee = op.callee.string_value()
         if callee not in functions:
             raise NotLevel3(f"@main calls @{callee}, which does not exist")
@@ -334,7 +338,10 @@ class _Reader:
             self._derive(op, source, offset=offset)
         elif isinstance(
             op,
-            memref.CollapseShapeOp | memref.ExpandShapeOp | memref.CastOp | memref.MemorySpaceCastOp,
+            memref.CollapseShapeOp
+            | memref.ExpandShapeOp
+            | memref.CastOp
+            | memref.MemorySpaceCastOp,
         ):
             source = self._place(op.operands[0])
             self._derive(op, source, offset=source.offset)

@@ -40,10 +40,14 @@ def print_main(program: Program) -> str:
     out.line()
     for i, p in enumerate(program.inputs):
         type_ = c_type(p.type.get_element_type())
-        out.line(f"static {type_} input_{i}[{max(1, stored_elements(p.type))}]; /* {p.member} {shape_text(p)} */")
+        out.line(
+            f"static {type_} input_{i}[{max(1, stored_elements(p.type))}]; /* {p.member} {shape_text(p)} */"
+        )
     for i, p in enumerate(program.outputs):
         type_ = c_type(p.type.get_element_type())
-        out.line(f"static {type_} output_{i}[{max(1, stored_elements(p.type))}]; /* {p.member} {shape_text(p)} */")
+        out.line(
+            f"static {type_} output_{i}[{max(1, stored_elements(p.type))}]; /* {p.member} {shape_text(p)} */"
+        )
     out.line()
     with out.block("int main(int argc, char **argv)"):
         out.line("net_t net;")
@@ -57,7 +61,9 @@ def print_main(program: Program) -> str:
         for arena in program.arenas:
             level = arena.level
             macro = level.upper()
-            out.line(f"mem.{level} = aligned(NET_{macro}_BYTES, NET_{macro}_ALIGN, &block_{level});")
+            out.line(
+                f"mem.{level} = aligned(NET_{macro}_BYTES, NET_{macro}_ALIGN, &block_{level});"
+            )
         out.line("mem.weights = NULL; /* linked in from weights.S */")
         out.line("status = net_init(&net, &mem);")
         with out.block("if (status != NET_OK)"):

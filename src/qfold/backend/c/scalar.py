@@ -1,6 +1,7 @@
 """Scalar regions as C: the bodies of generics and epilogues.
 
-A value of a signless integer type is an `intN_t` in C whatever its sign means to the op; `i1` is `bool`; an index is an `int64_t`.
+A value of a signless integer type is an `intN_t` in C whatever its sign means to the op; `i1` is `bool`; an index is an
+`int64_t`.
 A value with one reader is written where it is read, any other becomes a `const` variable.
 """
 
@@ -24,7 +25,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.backend.c.layout import Buffer, value_type
 from qfold.backend.c.text import Writer, float_literal, integer_literal, is_postfix
-from qfold.dialects.element_types import is_unsigned
+from qfold.dialects.element_types import i1, is_unsigned
 from qfold.ir.locations import describe_location
 
 _INLINE = 72
@@ -36,7 +37,9 @@ class UnsupportedOp(ValueError):
 
     def __init__(self, op: Operation, detail: str = ""):
         types = ", ".join(str(v.type) for v in (*op.operands, *op.results))
-        super().__init__(f"{describe_location(op)} on {types} has no C form{detail and ': ' + detail}")
+        super().__init__(
+            f"{describe_location(op)} on {types} has no C form{detail and ': ' + detail}"
+        )
 
 
 _MATH: dict[type[Operation], str] = {
@@ -149,7 +152,7 @@ def width_of(type_: Attribute) -> int:
 
 
 def _is_bool(type_: Attribute) -> bool:
-    return isinstance(type_, IntegerType) and type_.width.data == 1
+    return type_ == i1
 
 
 def _unsigned(text: str, type_: Attribute) -> str:
@@ -266,7 +269,7 @@ class ScalarPrinter:
             return f"{operands[0]} ? {operands[1]} : {operands[2]}"
         if isinstance(op, arith.CmpfOp):
             return _CMPF[op.predicate.value.data](*operands)
-        type_ = op.operands[0].type
+        type_: Attribute = op.operands[0].type
         if isinstance(op, arith.CmpiOp):
             predicate = op.predicate.value.data
             if predicate >= 6 or _is_bool(type_):
@@ -275,7 +278,7 @@ class ScalarPrinter:
                 operands.reverse()  # signed, true is -1
             return f"{operands[0]} {_CMPI[predicate]} {operands[1]}"
         if isinstance(type_, IndexType | IntegerType):
-            text = self._integer(op, kind, type_, operands)
+            text = self._integer(op, kind, cast(Attribute, type_), operands)
         else:
             text = self._float(op, kind, type_, operands)
         if text is None:

@@ -14,7 +14,9 @@ from qfold.backend.c.emit import emit_texts
 
 @dataclass(frozen=True)
 class QfoldCTarget(Target):
-    """Prints the generated sources, each under a `// ---- <name> ----` line. Weights are symbols only: `qfold compile` writes them."""
+    """Prints the generated sources, each under a `// ---- <name> ----` line. Weights are symbols only: `qfold compile`
+    writes them.
+    """
 
     name = "qfold-c"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from textwrap import wrap
 
@@ -29,7 +29,7 @@ class Writer:
             self.line(text)
 
     @contextmanager
-    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+    def block(self, head: str, tail: str = "}") -> Generator[None]:
         """`head {` ... `}` with what is written inside one level deeper."""
         self.line(f"{head} {{" if head else "{")
         self._depth += 1
@@ -38,7 +38,9 @@ class Writer:
         self.line(tail)
 
     @contextmanager
-    def loop(self, variable: str, extent: int | str, start: int | str = 0, step: int = 1) -> Iterator[None]:
+    def loop(
+        self, variable: str, extent: int | str, start: int | str = 0, step: int = 1
+    ) -> Generator[None]:
         """`for (variable = start; variable < extent; variable += step)`."""
         advance = f"{variable}++" if step == 1 else f"{variable} += {step}"
         with self.block(f"for (ptrdiff_t {variable} = {start}; {variable} < {extent}; {advance})"):
@@ -47,7 +49,9 @@ class Writer:
     def comment(self, text: str) -> None:
         """A block comment, wrapped; whatever `text` holds, it cannot end the comment early."""
         width = _WIDTH - 4 * self._depth
-        rows = [row for part in comment_text(text).split("\n") for row in wrap(part, width - 6) or [""]]
+        rows = [
+            row for part in comment_text(text).split("\n") for row in wrap(part, width - 6) or [""]
+        ]
         if len(rows) == 1:
             self.line(f"/* {rows[0]} */")
             return

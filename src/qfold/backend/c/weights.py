@@ -13,7 +13,9 @@ _MIN_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Blob:
-    """The constants side by side. Equal bytes of equal type are one constant already; equal bytes of two types share their place."""
+    """The constants side by side. Equal bytes of equal type are one constant already; equal bytes of two types share their
+    place.
+    """
 
     data: bytes
     offsets: Mapping[str, int]

@@ -34,14 +34,14 @@ def _constant(ctx: NodeContext) -> Sequence[Value] | None:
         ctx.invalid("a Constant has one attribute, its value")
     attribute = ctx.node.attribute[0]
     if attribute.name == "value":
-        return [decode_tensor(attribute.t, ctx.node.output[0], ctx.directory)]
+        return [decode_tensor(attribute.t, ctx.name, ctx.directory)]
     value = attribute_value(attribute, str(ctx.ref))
     dtypes = {"value_float": "float32", "value_floats": "float32"}
     dtypes |= {"value_int": "int64", "value_ints": "int64"}
     if attribute.name not in dtypes:
         ctx.refuse(f"a constant given as {attribute.name}", "value, value_int(s), value_float(s)")
     element = f32 if dtypes[attribute.name] == "float32" else i64
-    return [Const(np.asarray(value, dtypes[attribute.name]), element, ctx.node.output[0])]
+    return [Const(np.asarray(value, dtypes[attribute.name]), element, ctx.name)]
 
 
 @rule("Shape")
