@@ -387,6 +387,15 @@ def test_unsigned_bytes_keep_their_bound_through_signless_casts() -> None:
     assert y.bound.tolist() == [1, 1, 0]
 
 
+def test_comparing_integers_that_may_wrap_is_unsure() -> None:
+    """254 +- 2 may be 0 modulo 256, so whether it is below 10 is not known; for 250 +- 2 it is."""
+    x = Bounded(np.array([-2, -6], np.int8), np.array([2.0, 2.0]))
+    module = elementwise("%r = arith.cmpi ult, %a0, %a1 : i8", ["i8", "i8"], "i1", 2)
+    (y,) = run(module, [x, np.int8([10, 10])], domain="bounded")
+    assert y.value.tolist() == [False, False]
+    assert y.bound.tolist() == [1.0, 0.0]
+
+
 def test_small_integers_become_floats_exactly() -> None:
     module = elementwise("%r = arith.sitofp %a0 : i32 to f32", ["i32"], "f32", 3)
     (y,) = run(module, [np.int32([2**24, -5, 7])], domain="bounded")

@@ -57,9 +57,11 @@ def test_transposed_operands_of_a_matmul(canonicalize):
 
 def test_two_transposed_flags_cancel():
     made = module(
-        lambda node, x, y: node("MatMul")
-        .insert(qmm.MatmulOp(x, node("T").transpose(y, (1, 0)), transpose_b=True))
-        .result,
+        lambda node, x, y: (
+            node("MatMul")
+            .insert(qmm.MatmulOp(x, node("T").transpose(y, (1, 0)), transpose_b=True))
+            .result
+        ),
         (3, 5),
         (5, 4),
     )
@@ -95,7 +97,10 @@ def test_transposes_combine():
 def test_reshapes_combine():
     def build(node: Node, x: SSAValue) -> list[SSAValue]:
         flat = node("R1").reshape(x, (24,))
-        return [node("R2").reshape(flat, (4, 6)), node("R3").reshape(node("R4").reshape(flat, (8, 3)), (24,))]
+        return [
+            node("R2").reshape(flat, (4, 6)),
+            node("R3").reshape(node("R4").reshape(flat, (8, 3)), (24,)),
+        ]
 
     made = check(module(build, (4, 6)), CANONICALIZE)
     assert names(made) == {"tensor.collapse_shape": 1, "func.return": 1}
@@ -196,7 +201,12 @@ def test_zero_point_of_zero_drops_the_sum():
 
 def test_equal_generics_are_one_and_name_both_nodes():
     def build(node: Node, x: SSAValue, y: SSAValue) -> list[SSAValue]:
-        return [add(node, "A", x, y), add(node, "B", x, y), add(node, "C", y, x), multiply(node, "D", x, y)]
+        return [
+            add(node, "A", x, y),
+            add(node, "B", x, y),
+            add(node, "C", y, x),
+            multiply(node, "D", x, y),
+        ]
 
     made = check(module(build, (3, 4), (3, 4)), "qmm-linalg-cse")
     assert names(made)["linalg.generic"] == 3 and names(made)["tensor.empty"] == 1
@@ -208,7 +218,9 @@ def test_bodies_and_maps_tell_generics_apart():
         results = []
         for value in (1.0, 2.0):
             results.append(
-                node("n").elementwise([x], f32, lambda b, e, v=value: b(arith.AddfOp, e[0], b.constant(v, f32)))
+                node("n").elementwise(
+                    [x], f32, lambda b, e, v=value: b(arith.AddfOp, e[0], b.constant(v, f32))
+                )
             )
         results.append(node("n").transpose(x, (1, 0)))
         return results
@@ -254,7 +266,9 @@ def test_limit_and_narrow_integers():
     def build(node: Node, x: SSAValue) -> list[SSAValue]:
         big = exp(node, "Exp", node("big").constant(np.ones((100, 100), np.float32)))
         widened = node("Cast").elementwise(
-            [node("w").constant(integers(i8, (8, 8)))], f32, lambda b, e: b(arith.SIToFPOp, e[0], f32)
+            [node("w").constant(integers(i8, (8, 8)))],
+            f32,
+            lambda b, e: b(arith.SIToFPOp, e[0], f32),
         )
         return [big, widened, weight(node, i8, (8, 8), quant)]
 
@@ -266,7 +280,11 @@ def test_copies_vanish():
     def build(node: Node, x: SSAValue) -> SSAValue:
         identity = AffineMap.identity(2)
         copy = node("Identity").generic(
-            [(x, identity)], node("n").empty((3, 4), f32), identity, ["parallel"] * 2, lambda b, e, _: e[0]
+            [(x, identity)],
+            node("n").empty((3, 4), f32),
+            identity,
+            ["parallel"] * 2,
+            lambda b, e, _: e[0],
         )
         return exp(node, "Exp", copy)
 

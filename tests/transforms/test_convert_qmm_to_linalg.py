@@ -64,7 +64,9 @@ def portable(made: ModuleOp) -> None:
             assert "ui" not in str(value.type)
 
 
-def everything(node: Node, x: SSAValue, image: SSAValue, rows: SSAValue, u: SSAValue) -> list[SSAValue]:
+def everything(
+    node: Node, x: SSAValue, image: SSAValue, rows: SSAValue, u: SSAValue
+) -> list[SSAValue]:
     """Each op of the dialect, on odd sizes, of signed and unsigned and four-bit types."""
     results: list[SSAValue] = []
     for storage in (i8, ui8, i4, ui4):
@@ -87,7 +89,11 @@ def everything(node: Node, x: SSAValue, image: SSAValue, rows: SSAValue, u: SSAV
         results.append(node("Gather").insert(qmm.DequantGatherOp(rows, table, quant)).result)
     results.append(node("Sum").insert(qmm.RowSumOp(x, 3)).result)
     mask = np.random.default_rng(0).integers(0, 2, (11, 13)).astype(bool)
-    results += [node("mask").constant(mask, i1), node("empty").constant(np.zeros((0, 3), np.float32)), u]
+    results += [
+        node("mask").constant(mask, i1),
+        node("empty").constant(np.zeros((0, 3), np.float32)),
+        u,
+    ]
     return results
 
 
@@ -97,8 +103,15 @@ def everything(node: Node, x: SSAValue, image: SSAValue, rows: SSAValue, u: SSAV
         (),
         ("qmm-fuse-dequant",),
         ("qmm-fuse-dequant", "qmm-hoist-zero-point", "qmm-fuse-epilogue"),
-        ("qmm-fuse-dequant", "qmm-hoist-zero-point", "qmm-lower-quantization", "qmm-canonicalize",
-         "qmm-fuse-epilogue", "qmm-fuse-elementwise", "qmm-linalg-cse"),
+        (
+            "qmm-fuse-dequant",
+            "qmm-hoist-zero-point",
+            "qmm-lower-quantization",
+            "qmm-canonicalize",
+            "qmm-fuse-epilogue",
+            "qmm-fuse-elementwise",
+            "qmm-linalg-cse",
+        ),
     ],
     ids=["unfused", "fused", "hoisted", "all"],
 )
@@ -134,8 +147,12 @@ def test_upstream_reads_the_weights_as_we_do(mlir_opt):
     made = apply(module(build), CONVERT)
     assert str(made).count('dense<"0x') == 4
     text = accept(mlir_opt, made, "--mlir-print-elementsattrs-with-hex-if-larger=-1")
-    printed = [line.split("dense<")[1].split(">")[0] for line in text.splitlines() if "dense<" in line]
-    expected = [a.astype(np.int8) if s != ui4 else ((a ^ 8).astype(np.int8) - 8) for s, a in arrays.items()]
+    printed = [
+        line.split("dense<")[1].split(">")[0] for line in text.splitlines() if "dense<" in line
+    ]
+    expected = [
+        a.astype(np.int8) if s != ui4 else ((a ^ 8).astype(np.int8) - 8) for s, a in arrays.items()
+    ]
     found = [np.asarray(eval(t)) for t in printed]  # nested lists of numbers
     for want in expected:
         assert any(np.array_equal(want, have) for have in found)

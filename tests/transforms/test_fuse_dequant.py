@@ -36,9 +36,9 @@ def test_matmul(storage, granularity, axis, block, m):
     shape = (7, 5)
     quant = quantization(storage, shape, granularity, axis, block)
     made = module(
-        lambda node, x: node("MatMul")
-        .insert(qmm.MatmulOp(x, weight(node, storage, shape, quant)))
-        .result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, storage, shape, quant))).result
+        ),
         (m, 7),
     )
     check(made, FUSE, "qmm-hoist-zero-point", "qmm-lower-quantization", "convert-qmm-to-linalg")
@@ -47,7 +47,9 @@ def test_matmul(storage, granularity, axis, block, m):
 def test_matmul_produces_the_fused_op_alone():
     quant = quantization(i8, (7, 5), "axis", 1)
     made = module(
-        lambda node, x: node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (7, 5), quant))).result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (7, 5), quant))).result
+        ),
         (3, 7),
     )
     check(made, FUSE)
@@ -83,7 +85,9 @@ def test_square_weights_obey_the_axis(transpose_b, axis):
 def test_scale_and_zero_points_along_k_are_refused():
     quant = quantization(i8, (6, 4), "axis", 0, zero="mixed")
     made = module(
-        lambda node, x: node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant))).result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant))).result
+        ),
         (2, 6),
     )
     check(made, FUSE)
@@ -94,7 +98,9 @@ def test_scale_and_zero_points_along_k_are_refused():
 def test_equal_scales_along_k_are_per_tensor():
     quant = qmm.QuantAttr.get(i8, [0.5] * 6, [3] * 6, axis=0)
     made = module(
-        lambda node, x: node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant))).result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant))).result
+        ),
         (2, 6),
     )
     check(made, FUSE)
@@ -105,7 +111,9 @@ def test_equal_scales_along_k_are_per_tensor():
 def test_blocks_along_n_are_refused():
     quant = quantization(i8, (6, 8), "block", 1, 4)
     made = module(
-        lambda node, x: node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 8), quant))).result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 8), quant))).result
+        ),
         (2, 6),
     )
     check(made, FUSE)
@@ -115,7 +123,9 @@ def test_blocks_along_n_are_refused():
 def test_one_block_of_all_of_k_is_per_axis():
     quant = quantization(ui8, (6, 8), "block", 0, 32)
     made = module(
-        lambda node, x: node("MatMul").insert(qmm.MatmulOp(x, weight(node, ui8, (6, 8), quant))).result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, ui8, (6, 8), quant))).result
+        ),
         (2, 6),
     )
     check(made, FUSE)
@@ -123,7 +133,9 @@ def test_one_block_of_all_of_k_is_per_axis():
     assert op.quant.granularity == "axis" and op.quant.axis == 1
 
 
-@pytest.mark.parametrize("granularity,axis", [("tensor", 0), ("axis", 0), ("axis", 1), ("block", 1)])
+@pytest.mark.parametrize(
+    "granularity,axis", [("tensor", 0), ("axis", 0), ("axis", 1), ("block", 1)]
+)
 def test_looks_through_transposes_and_reshapes(granularity, axis):
     """W [N, K], stored as [N, 1, K], transposed: the bytes stay as they are."""
     quant = quantization(ui8, (5, 6), granularity, axis, 4, zero="high")
@@ -141,7 +153,13 @@ def test_looks_through_transposes_and_reshapes(granularity, axis):
     op = only(made, qmm.DequantMatmulOp)
     assert op.transpose_b is not None
     assert op.weight.raw == before.raw and op.weight.shape == (5, 6)
-    assert set(node_names(op)) == {"MatMul", "Squeeze", "Transpose", "Unsqueeze", "DequantizeLinear"}
+    assert set(node_names(op)) == {
+        "MatMul",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+        "DequantizeLinear",
+    }
     assert names(made)["linalg.transpose"] == names(made)["tensor.collapse_shape"] == 0
 
 
@@ -176,7 +194,9 @@ def test_dequantised_output_stays():
 
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("granularity,axis", [("tensor", 0), ("axis", 0), ("axis", 1), ("block", 1)])
+@pytest.mark.parametrize(
+    "granularity,axis", [("tensor", 0), ("axis", 0), ("axis", 1), ("block", 1)]
+)
 def test_weight_on_the_left(transpose_a, transpose_b, granularity, axis):
     shape = (7, 4) if transpose_a else (4, 7)
     quant = quantization(i8, shape, granularity, axis, 3, zero="low")
@@ -197,9 +217,11 @@ def test_weight_on_the_left(transpose_a, transpose_b, granularity, axis):
 def test_transposed_activation():
     quant = quantization(i8, (6, 4), "tensor")
     made = module(
-        lambda node, x: node("MatMul")
-        .insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant), transpose_a=True))
-        .result,
+        lambda node, x: (
+            node("MatMul")
+            .insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant), transpose_a=True))
+            .result
+        ),
         (2, 6, 3),
     )
     check(made, FUSE)
@@ -209,9 +231,9 @@ def test_transposed_activation():
 def test_batched_weight_is_refused():
     quant = quantization(i8, (2, 6, 4), "tensor")
     made = module(
-        lambda node, x: node("MatMul")
-        .insert(qmm.MatmulOp(x, weight(node, i8, (2, 6, 4), quant)))
-        .result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (2, 6, 4), quant))).result
+        ),
         (2, 3, 6),
     )
     check(made, FUSE)
@@ -222,9 +244,9 @@ def test_unit_leading_dimensions_of_the_weight():
     """[3, 6] @ [1, 1, 6, 4]: the result has the rank of the weight."""
     quant = quantization(i8, (1, 1, 6, 4), "axis", 3)
     made = module(
-        lambda node, x: node("MatMul")
-        .insert(qmm.MatmulOp(x, weight(node, i8, (1, 1, 6, 4), quant)))
-        .result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (1, 1, 6, 4), quant))).result
+        ),
         (3, 6),
     )
     check(made, FUSE, "qmm-hoist-zero-point")
@@ -235,7 +257,9 @@ def test_unit_leading_dimensions_of_the_weight():
 def test_empty_k():
     quant = quantization(i8, (0, 4), "tensor")
     made = module(
-        lambda node, x: node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (0, 4), quant))).result,
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (0, 4), quant))).result
+        ),
         (3, 0),
     )
     check(made, FUSE, "qmm-hoist-zero-point", "qmm-lower-quantization", "convert-qmm-to-linalg")
@@ -282,9 +306,7 @@ def test_conv(storage, granularity, x_shape, w_shape, groups, strides, pads, dil
 
     def build(node: Node, x: SSAValue) -> SSAValue:
         w = weight(node, storage, w_shape, quant)
-        op = qmm.ConvOp(
-            x, w, strides=strides, pads=pads, dilations=dilations, groups=groups
-        )
+        op = qmm.ConvOp(x, w, strides=strides, pads=pads, dilations=dilations, groups=groups)
         y = node("Conv").insert(op).result
         return node("Relu").elementwise(
             [y], f32, lambda b, e: b(arith.MaximumfOp, e[0], b.constant(0.0, f32))

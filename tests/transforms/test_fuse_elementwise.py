@@ -115,7 +115,10 @@ def test_layer_normalization_reads_its_input_three_times_and_writes_once():
 
     made = check(module(build, (4, 8), (8,)), FUSE, "qmm-canonicalize")
     wide = [
-        op for op in ops(made) if isinstance(op, linalg.GenericOp) and op.iterator_types.data[1:]
+        op
+        for op in ops(made)
+        if isinstance(op, linalg.GenericOp)
+        and op.iterator_types.data[1:]
         and any(v.type == made.body.block.first_op.function_type.inputs.data[0] for v in op.inputs)
     ]
     # Sum, sum of squares, normalise; the others are of one element per row.

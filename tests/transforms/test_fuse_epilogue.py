@@ -143,14 +143,10 @@ def test_conv(groups):
     def build(node: Node, x: SSAValue, bias: SSAValue) -> SSAValue:
         shape = (4, 2 // groups, 3, 3)
         w = node("w").constant(integers(i8, shape).astype(np.float32))
-        op = qmm.ConvOp(
-            x, w, strides=(2, 1), pads=(1, 1, 0, 1), dilations=(1, 1), groups=groups
-        )
+        op = qmm.ConvOp(x, w, strides=(2, 1), pads=(1, 1, 0, 1), dilations=(1, 1), groups=groups)
         return exp(node, "Exp", add(node, "Add", node("Conv").insert(op).result, bias))
 
-    made = check(
-        module(build, (2, 2, 5, 5), (4, 1, 1)), FUSE, "convert-qmm-to-linalg"
-    )
+    made = check(module(build, (2, 2, 5, 5), (4, 1, 1)), FUSE, "convert-qmm-to-linalg")
     assert count_names(made) == 0
 
 

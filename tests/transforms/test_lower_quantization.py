@@ -49,7 +49,20 @@ def test_quantize_at_the_edges(storage):
     """Ties go to even, both ends saturate, NaN is the zero point: in f32 as ONNX computes, whatever the zero point."""
     low, high = integer_range(storage)
     zero = high - 1
-    steps = [0.5, 1.5, 2.5, -0.5, -1.5, np.inf, -np.inf, np.nan, 1e30, -1e30, low - zero, high - zero]
+    steps = [
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e30,
+        -1e30,
+        low - zero,
+        high - zero,
+    ]
     x = np.asarray(steps, np.float32) * np.float32(0.25)
     quant = qmm.QuantAttr.get(storage, 0.25, zero)
     made = module(
@@ -81,9 +94,7 @@ def test_parameters_known_at_run_time(per_row, with_zero):
 @pytest.mark.parametrize("block", [None, 1, 2, 3, 5, 7])
 @pytest.mark.parametrize("k", [1, 5, 6])
 def test_row_sum(block, k):
-    made = module(
-        lambda node, x: node("n").insert(qmm.RowSumOp(x, block)).result, (2, 3, k)
-    )
+    made = module(lambda node, x: node("n").insert(qmm.RowSumOp(x, block)).result, (2, 3, k))
     check(made, LOWER)
     assert names(made)["qmm.row_sum"] == 0
 

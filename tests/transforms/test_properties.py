@@ -142,7 +142,20 @@ def test_matmul(storage, how, zero, extents, square, batch, transposed, left, tw
     seed=st.integers(0, 1000),
 )
 def test_conv(
-    storage, how, zero, groups, channels, outputs, rank, kernel, strides, dilations, pads, size, steps, seed
+    storage,
+    how,
+    zero,
+    groups,
+    channels,
+    outputs,
+    rank,
+    kernel,
+    strides,
+    dilations,
+    pads,
+    size,
+    steps,
+    seed,
 ):
     shape = (groups * outputs, channels, *kernel[:rank])
     kind = "axis" if how[0] == "block" else how[0]

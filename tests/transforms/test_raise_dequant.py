@@ -124,11 +124,15 @@ def difference_read_as_unsigned(b, e):
 
 
 def difference_that_wraps(b, e):
-    return b(arith.MulfOp, sitofp(b, b(arith.SubiOp, e[0], b.constant(100, i8))), b.constant(0.5, f32))
+    return b(
+        arith.MulfOp, sitofp(b, b(arith.SubiOp, e[0], b.constant(100, i8))), b.constant(0.5, f32)
+    )
 
 
 def fractional_zero_point(b, e):
-    return b(arith.MulfOp, b(arith.SubfOp, sitofp(b, e[0]), b.constant(0.5, f32)), b.constant(0.5, f32))
+    return b(
+        arith.MulfOp, b(arith.SubfOp, sitofp(b, e[0]), b.constant(0.5, f32)), b.constant(0.5, f32)
+    )
 
 
 def negative_scale(b, e):
@@ -171,7 +175,9 @@ def test_two_readers_of_the_cast():
         cast = node("Cast").elementwise([w], f32, lambda b, e: sitofp(b, e[0]))
         half = node("half").constant(np.float32(0.5))
         scaled = node("Mul").elementwise([cast, half], f32, lambda b, e: b(arith.MulfOp, *e))
-        return [node(f"M{i}").insert(qmm.MatmulOp(x, v)).result for i, v in enumerate((cast, scaled))]
+        return [
+            node(f"M{i}").insert(qmm.MatmulOp(x, v)).result for i, v in enumerate((cast, scaled))
+        ]
 
     made = check(module(build, (4, 6)), RAISE, "qmm-fuse-dequant")
     assert names(made) == {"qmm.dequant_matmul": 2, "func.return": 1}

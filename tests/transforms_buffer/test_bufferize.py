@@ -336,12 +336,21 @@ def test_pad_of_a_concat_waits_for_the_fill():
 
 def test_insertions_that_overlap_keep_their_order():
     def build(b: B, x: V, y: V):
-        base = b.fill((4, 4), f32, 1.0)
         # Made in the other order than inserted: written where they go, the first insertion would win.
-        c, a = double(b, y), double(b, x)
-        return b.insert_slice(c, b.insert_slice(a, base, [0, 0]), [1, 1])
+        small, large = double(b, y), double(b, x)
+        return b.insert_slice(small, b.insert_slice(large, b.empty((3, 3), f32), [0, 0]), [1, 1])
 
     check_levels(module([(3, 3), (2, 2)], build))
+
+
+def test_a_concat_inserted_into_a_base_made_midway():
+    def build(b: B, x: V, y: V):
+        first = b.insert_slice(x, b.empty((2, 2), f32), [0, 0])
+        base = double(b, y)
+        both = b.insert_slice(double(b, x), first, [1, 0])
+        return [b.insert_slice(both, base, [1, 0])]
+
+    check_levels(module([(1, 2), (4, 3)], build))
 
 
 def test_insertion_into_something_needed_copies_it():

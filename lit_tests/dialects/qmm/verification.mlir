@@ -1,4 +1,4 @@
-// RUN: qfold-opt %s --split-input-file --verify-diagnostics | filecheck %s
+// RUN: qfold-opt %s --split-input-file --verify-diagnostics --parsing-diagnostics | filecheck %s
 
 // CHECK: a weight has a static shape
 %0 = qmm.constant #qmm.weight<"0x" : tensor<?xi8>>
@@ -122,7 +122,7 @@
 // -----
 
 %x = "test.op"() : () -> tensor<1x2x4x4xf32>
-// CHECK: a convolution takes a scale per tensor or per output channel (axis 0), got axis on axis 2
+// CHECK: a convolution takes a scale per tensor or per output channel (axis 0), got one per axis on axis 2
 %0 = qmm.dequant_conv %x {weight = #qmm.weight<"0x01020304" : tensor<1x2x2x1xi8>>, quant = #qmm.quant<i8, scale = [0.5, 0.25], axis = 2>, strides = array<i64: 1, 1>, pads = array<i64: 0, 0, 0, 0>, dilations = array<i64: 1, 1>, groups = 1 : i64} : (tensor<1x2x4x4xf32>) -> tensor<1x1x3x4xf32>
 
 // -----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -12,17 +13,16 @@ from pathlib import Path
 def write_directory(directory: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
     """Make `directory` hold exactly `files` (name -> contents).
 
-    They are written beside it first and renamed into place: on any failure an existing directory is as it was. One is replaced only when it is empty or holds a generated network (`network.h`); otherwise `OSError`, as for a full disk or a
+    They are written beside it first and renamed into place: on any failure an existing directory is as it was. One is
+    replaced only when it is empty or holds a generated network (`network.h`); otherwise `OSError`, as for a full disk or a
     path that cannot be written.
     """
     target = Path(directory).absolute()
     if target.exists() or target.is_symlink():
         if not target.is_dir():
-            raise FileExistsError(f"{directory} exists and is not a directory")
+            raise _exists(directory, "exists and is not a directory")
         if any(target.iterdir()) and not (target / "network.h").is_file():
-            raise FileExistsError(
-                f"{directory} exists and holds no generated network: choose another directory or empty it"
-            )
+            raise _exists(directory, "holds files that are not a generated network")
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -47,3 +47,7 @@ def write_directory(directory: str | os.PathLike[str], files: Mapping[str, bytes
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _exists(directory: str | os.PathLike[str], why: str) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, why, os.fspath(directory))

@@ -79,9 +79,11 @@ class Executable:
         return self._run(inputs, repeat, None)[1]
 
     def run_traced(self, inputs: Mapping[str, Array]) -> list[DispatchTrace]:
-        """What each dispatch read and wrote, in order. `RunError` unless this is a checked build (`trace=True`), or when a
-        dispatch was
-        not the one that the module says, or read other bytes for a constant than the module has."""
+        """What each dispatch read and wrote, in order.
+
+        `RunError` unless this is a checked build (`trace=True`), or when a dispatch was not the one that the module says, or
+        read other bytes for a constant than the module has.
+        """
         if not self.built.traced:
             raise RunError("only a build with trace=True records its dispatches")
         path = self._scratch.path / "trace.bin"

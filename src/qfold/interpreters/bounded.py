@@ -224,9 +224,13 @@ class BoundedDomain(Domain):
         result = compare(predicate, x, y)
         if is_exact(ex) and is_exact(ey):
             return result
+        if name == "arith.cmpi":
+            integer = IntegerType(1 if x.dtype == np.bool_ else 8 * x.dtype.itemsize)
+            as_unsigned = predicate >= 6
+            ex, ey = linear(integer, x, ex, as_unsigned), linear(integer, y, ey, as_unsigned)
+            if as_unsigned:
+                x, y = elementwise.unsigned(x), elementwise.unsigned(y)
         total = np.asarray(ex + ey)
-        if name == "arith.cmpi" and predicate >= 6:
-            x, y = elementwise.unsigned(x), elementwise.unsigned(y)
         # At a distance of exactly the bound, a < b is certain: counting it as unsure is safe.
         unsure = (np.abs(x.astype(np.float64) - y.astype(np.float64)) <= total) & (total > 0)
         if name == "arith.cmpf" and predicate in (0, 7, 14, 15):
@@ -295,7 +299,9 @@ class BoundedDomain(Domain):
             if name == "arith.addi":
                 bound = errors.sum(axis=axes, keepdims=True) + start_error
             elif ufunc in (np.maximum, np.minimum) or element_type == IntegerType(1):
-                bound = np.maximum(errors.max(axis=axes, keepdims=True), start_error)
+                reach = linear(element_type, value, errors, as_unsigned)
+                first = linear(element_type, start, start_error, as_unsigned)
+                bound = np.maximum(reach.max(axis=axes, keepdims=True), first)
             else:
                 bound = np.where((errors > 0).any(axis=axes, keepdims=True), np.inf, start_error)
             return pair(signed_total, bound)

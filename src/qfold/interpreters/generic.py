@@ -17,7 +17,8 @@ from itertools import product
 from typing import Any, cast
 
 import numpy as np
-from xdsl.dialects import linalg
+from xdsl.dialects.linalg import Linalg
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.dialects.linalg.abstract_ops import LinalgStructuredOperation
 from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.interpreter import (
@@ -282,21 +283,21 @@ class LinalgFunctions(DomainFunctions):
     def inside(self, box: Box) -> _Inside:
         return _Inside(self._boxes, box)
 
-    @impl_terminator(linalg.ops.YieldOp)
+    @impl_terminator(linalg.YieldOp)
     def run_yield(
-        self, interpreter: Interpreter, op: linalg.ops.YieldOp, args: PythonValues
+        self, interpreter: Interpreter, op: linalg.YieldOp, args: PythonValues
     ) -> tuple[TerminatorValue, PythonValues]:
         return ReturnedValues(args), ()
 
-    @impl(linalg.ops.IndexOp)
+    @impl(linalg.IndexOp)
     def run_index(
-        self, interpreter: Interpreter, op: linalg.ops.IndexOp, args: PythonValues
+        self, interpreter: Interpreter, op: linalg.IndexOp, args: PythonValues
     ) -> PythonValues:
         return (self._boxes[-1].indices(op.dim.value.data),)
 
-    @impl(linalg.ops.FillOp)
+    @impl(linalg.FillOp)
     def run_fill(
-        self, interpreter: Interpreter, op: linalg.ops.FillOp, args: PythonValues
+        self, interpreter: Interpreter, op: linalg.FillOp, args: PythonValues
     ) -> PythonValues:
         value, target = _as_value(args[0]), args[1]
         if op.results:
@@ -304,17 +305,17 @@ class LinalgFunctions(DomainFunctions):
         self.domain.store(target, value)
         return ()
 
-    @impl(linalg.ops.TransposeOp)
+    @impl(linalg.TransposeOp)
     def run_transpose(
-        self, interpreter: Interpreter, op: linalg.ops.TransposeOp, args: PythonValues
+        self, interpreter: Interpreter, op: linalg.TransposeOp, args: PythonValues
     ) -> PythonValues:
         permutation = [int(p) for p in op.permutation.get_values()]
         value = map_parts(partial(np.transpose, axes=permutation), args[0])
         return self._deliver(op, value, args[1])
 
-    @impl(linalg.ops.BroadcastOp)
+    @impl(linalg.BroadcastOp)
     def run_broadcast(
-        self, interpreter: Interpreter, op: linalg.ops.BroadcastOp, args: PythonValues
+        self, interpreter: Interpreter, op: linalg.BroadcastOp, args: PythonValues
     ) -> PythonValues:
         added = tuple(int(d) for d in op.dimensions.get_values())
         wide = map_parts(lambda part: np.expand_dims(part, added), args[0])
@@ -338,10 +339,10 @@ def _run_structured(
 
 def _register() -> None:
     """Give `LinalgFunctions` the same method for every structured op that has none of its own."""
-    own = (linalg.ops.FillOp, linalg.ops.TransposeOp)
+    own = (linalg.FillOp, linalg.TransposeOp)
     # Left out: in xDSL 0.75 its body takes the maximum with the window operand, not with the accumulator.
-    wrong = (linalg.ops.PoolingNchwMaxOp,)
-    operations: list[type[Operation]] = list(linalg.Linalg.operations)
+    wrong = (linalg.PoolingNchwMaxOp,)
+    operations: list[type[Operation]] = list(Linalg.operations)
     for operation in operations:
         if issubclass(operation, LinalgStructuredOperation) and operation not in own + wrong:
             setattr(LinalgFunctions, f"run_{operation.name}", impl(operation)(_run_structured))

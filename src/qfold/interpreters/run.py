@@ -93,16 +93,19 @@ def run(
     *,
     domain: DomainName = "exact",
     entry: str = "main",
+    listeners: Sequence[Interpreter.Listener] = (),
 ) -> tuple[Value, ...]:
     """Run `entry` on its inputs and return its outputs, whatever level the module is at.
 
     On tensors the outputs are the results. On memrefs they are the arguments with `qmm.role = "output"`, allocated here as is the
     arena. Outputs are arrays of the IR's own types (`exact`), of float64 for floats (`f64`), or `Bounded` (`bounded`).
+    `listeners` see each op with the values that it takes and gives.
 
     Raises `ValueError` for a wrong number, shape or type of inputs, and `InterpretationError` for what cannot be run.
     """
     interpreter = create_interpreter(module, domain)
     numbers = domain_named(domain)
+    interpreter.listeners = tuple(listeners)
     function = _function(interpreter, entry)
     names, roles = _signature(function)
     given = iter(inputs)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects import arith, builtin, linalg, tensor
+from xdsl.dialects import arith, builtin, tensor
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
@@ -21,6 +21,8 @@ from xdsl.dialects.builtin import (
     UnknownLoc,
     i64,
 )
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -138,7 +140,7 @@ class TensorBuilder(_Inserter):
         result = scalars.to_storage(body(scalars, arguments, accumulator), types[-1])
         scalars.insert(linalg.YieldOp(result))
         maps = ArrayAttr([AffineMapAttr(m) for m in (*(m for _, m in inputs), init_map)])
-        kinds = ArrayAttr([linalg.IteratorTypeAttr(linalg.IteratorType(i)) for i in iterators])
+        kinds = ArrayAttr([IteratorTypeAttr(IteratorType(i)) for i in iterators])
         op = linalg.GenericOp(values, [init], Region(block), maps, kinds, [init.type])
         return self.insert(op).results[0]
 

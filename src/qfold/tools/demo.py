@@ -49,13 +49,13 @@ def find_network() -> Path:
 @contextmanager
 def _step(title: str) -> Generator[None]:
     start = time.perf_counter()
-    console.print(Text(f"* {title} ", style="bold"), end="")
+    console.print(Text(f"* {title} ", style="bold"), end="", soft_wrap=True)
     yield
     console.print(Text(f"({time.perf_counter() - start:.1f} s)", style="dim"))
 
 
 def _say(text: str, style: str = "") -> None:
-    console.print(Text(f"    {text}", style=style))
+    console.print(Text(f"    {text}", style=style), soft_wrap=True)
 
 
 def run() -> bool:
@@ -80,7 +80,8 @@ def run() -> bool:
     _say(f"{len(result.dispatches)} kernel calls within their bounds, the nearest at {worst.ratio:.2f} of it")
     for output in result.outputs:
         _say(
-            f"{output.name}: off by {output.error:.2g}, bound {output.bound:.2g} (a float32 run is off by {output.reference_error:.2g})"
+            f"{output.name}: off by {output.error:.2g}, bound {output.bound:.2g} "
+            f"(a float32 run is off by {output.reference_error:.2g})"
         )
     for checked in result.audit:
         _say(f"{'ok' if checked.ok else 'FAILED'}: {checked.check} ({checked.detail})")

@@ -8,6 +8,8 @@ import os
 from xdsl.utils.exceptions import DiagnosticException, ParseError
 
 from qfold.backend.build import BuildError
+from qfold.backend.c.program import NotLevel3
+from qfold.backend.c.scalar import UnsupportedOp
 from qfold.backend.run import RunError
 
 EXIT_GOOD, EXIT_CHECK_FAILED, EXIT_BAD_INPUT = 0, 1, 2
@@ -29,11 +31,14 @@ def os_error_sentence(error: OSError) -> str:
     return f"{where}{(error.strerror or str(error)).lower()}"
 
 
+_EXPECTED = (ToolError, DiagnosticException, ParseError, BuildError, RunError, NotLevel3, UnsupportedOp)
+
+
 def user_sentence(error: BaseException) -> str | None:
     """What to tell the user about an error that their input can cause; None for an internal error."""
     if isinstance(error, OSError):
         return os_error_sentence(error)
-    if isinstance(error, ToolError | DiagnosticException | ParseError | BuildError | RunError):
+    if isinstance(error, _EXPECTED):
         notes = getattr(error, "__notes__", [])
         return "\n".join([str(error).strip(), *notes])
     if isinstance(error, MemoryError):

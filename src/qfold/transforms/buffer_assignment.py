@@ -212,7 +212,8 @@ class BufferAssignment:
             )
         if not isinstance(op, COMPUTE) and not isinstance(op, tensor.InsertSliceOp):
             return False
-        if self._position[op] <= placement.after:
+        first = self._chain(op)[0] if isinstance(op, tensor.InsertSliceOp) else op
+        if self._position[first] <= placement.after:
             return False
         if isinstance(op, CONTRACTIONS) and not self._takes(op, "y", buffer.layout):
             return False
@@ -221,6 +222,15 @@ class BufferAssignment:
         self._placements[value] = placement
         return True
 
+    def _chain(self, last: tensor.InsertSliceOp) -> list[tensor.InsertSliceOp]:
+        """The `insert_slice`s that build one value, each into the result of the one before, which nobody else reads."""
+        links = [last]
+        while True:
+            dest = links[-1].dest
+            if not isinstance(dest.owner, tensor.InsertSliceOp) or not dest.has_one_use():
+                return links[::-1]
+            links.append(dest.owner)
+
     def _place_chain(self, last: tensor.InsertSliceOp) -> Sequence[Operation]:
         """Give a run of `insert_slice`s one buffer, and have their sources produced in parts of it."""
         result = result_of(last)
@@ -228,15 +238,7 @@ class BufferAssignment:
         if placement is None:
             root = Root("alloc", shape_of(result), element_type(result))
             placement = Placement(Buffer.whole(root))
-        links = [last]
-        while True:
-            dest = links[-1].dest
-            if not isinstance(dest.owner, tensor.InsertSliceOp) or not dest.has_one_use():
-                break
-            if dest in self._placements or self._position[dest.owner] <= placement.after:
-                break
-            links.append(dest.owner)
-        links.reverse()
+        links = self._chain(last)
         for link in links:
             self._placements[result_of(link)] = placement
         base, after = links[0].dest, placement.after

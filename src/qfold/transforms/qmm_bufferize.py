@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -12,16 +11,13 @@ from xdsl.context import Context
 from xdsl.dialects import arith, func, memref, tensor
 from xdsl.dialects.builtin import (
     ArrayAttr,
-    DenseArrayBase,
     DictionaryAttr,
     LocationAttr,
     MemRefType,
     ModuleOp,
-    NoneAttr,
     StringAttr,
     TensorType,
     UnknownLoc,
-    i64,
 )
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -33,10 +29,9 @@ from qfold.dialects import qkernel, qmm
 from qfold.dialects.contraction import ints, shape_of, window_of
 from qfold.dialects.element_types import numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
-from qfold.ir.builder import reassociation, reassociation_attr
 from qfold.ir.constants import constant_weight
 from qfold.ir.globals import constant_global
-from qfold.ir.layouts import Layout, row_major
+from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
 from qfold.targets import Target, target_named
 from qfold.transforms.buffer_assignment import (
@@ -48,6 +43,7 @@ from qfold.transforms.buffer_assignment import (
     captures,
     result_of,
 )
+from qfold.transforms.buffer_views import view_ops
 
 _MOVES = (*VIEWS, tensor.InsertSliceOp, tensor.EmptyOp)
 
@@ -92,10 +88,10 @@ def check_supported(function: func.FuncOp) -> None:
         raise PassFailedException(f"@{name} has {len(function.body.blocks)} blocks; straight-line code has one")
     for op in function.body.block.ops:
         for value in (*op.operands, *op.results):
-            if isinstance(value.type, TensorType) and any(d < 0 for d in shape_of(value)):
-                type_ = cast(TensorType[Attribute], value.type)
+            type_: Attribute = value.type
+            if isinstance(type_, TensorType) and any(d < 0 for d in shape_of(value)):
                 raise PassFailedException(
-                    f"{describe_location(op)}: {type_} has a dynamic shape; fix it with --dim"
+                    f"{describe_location(op)}: {value.type} has a dynamic shape; fix it with --dim"
                 )
         if isinstance(op, (*COMPUTE, *_MOVES)):
             if len(op.results) != 1:
@@ -250,10 +246,10 @@ class _Emitter:
             if buffer == whole:
                 value = self._root(buffer.root)
             else:
-                op = view_op(self._view(whole), buffer.layout, self._space)
-                for step in op:
+                steps = view_ops(self._view(whole), buffer.layout, self._space)
+                for step in steps:
                     self._insert(step)
-                value = op[-1].results[0]
+                value = steps[-1].results[0]
             self._views[buffer] = value
         return value
 
@@ -389,73 +385,3 @@ class _Emitter:
 def _window(op: qmm.ConvOp | qmm.DequantConvOp) -> dict[str, Any]:
     groups, strides, pads, dilations = window_of(op)
     return {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-
-
-def view_op(whole: SSAValue, layout: Layout, space: int) -> list[Operation]:
-    """Ops (the last one has the value) that see the dense buffer `whole` in another layout, in the plainest words that say it."""
-    source = cast(MemRefType[Attribute], whole.type)
-    type_ = layout.memref_type(source.element_type, space)
-    shape = source.get_shape()
-    covers = layout.is_dense and not layout.offset and prod(shape) == prod(layout.shape)
-    if covers and shape and layout.shape:
-        return _reshape(whole, shape, type_)
-    if len(shape) == len(layout.shape) and 0 not in shape:
-        strides = row_major(shape)
-        offsets: list[int] = []
-        rest = layout.offset
-        for stride in strides:
-            offsets.append(rest // stride)
-            rest %= stride
-        steps = [a // b for a, b in zip(layout.strides, strides, strict=True)]
-        fits = all(s > 0 for s in steps) and all(
-            o + (n - 1) * s < d
-            for o, n, s, d in zip(offsets, layout.shape, steps, shape, strict=True)
-        )
-        if fits:
-            op = memref.SubviewOp.from_static_parameters(whole, source, offsets, layout.shape, steps)
-            if Layout.of(op.result.type).normalized() == layout:
-                return [memref.SubviewOp.get(whole, offsets, layout.shape, steps, type_)]
-    return [
-        memref.ReinterpretCastOp.from_dynamic(
-            whole, [layout.offset], list(layout.shape), list(layout.strides), type_
-        )
-    ]
-
-
-def _reshape(
-    whole: SSAValue, shape: tuple[int, ...], type_: MemRefType[Attribute]
-) -> list[Operation]:
-    target = type_.get_shape()
-    if groups := reassociation(shape, target):
-        return [_collapse(whole, groups, type_)]
-    if groups := reassociation(target, shape):
-        return [_expand(whole, groups, type_)]
-    flat = _collapse(
-        whole,
-        [list(range(len(shape)))],
-        MemRefType(type_.element_type, [prod(shape)], NoneAttr(), type_.memory_space),
-    )
-    return [flat, _expand(flat.results[0], [list(range(len(target)))], type_)]
-
-
-def _collapse(
-    source: SSAValue, groups: Sequence[Sequence[int]], type_: MemRefType[Attribute]
-) -> Operation:
-    return memref.CollapseShapeOp(
-        operands=[source],
-        result_types=[type_],
-        properties={"reassociation": reassociation_attr(groups)},
-    )
-
-
-def _expand(
-    source: SSAValue, groups: Sequence[Sequence[int]], type_: MemRefType[Attribute]
-) -> Operation:
-    return memref.ExpandShapeOp(
-        operands=[source, []],
-        result_types=[type_],
-        properties={
-            "reassociation": reassociation_attr(groups),
-            "static_output_shape": DenseArrayBase.from_list(i64, type_.get_shape()),
-        },
-    )

@@ -115,7 +115,8 @@ class _Folder:
                 (result,) = self.interpreter.run_op(op, tuple(map(self.evaluate, op.operands)))
             finally:
                 self.interpreter.pop_scope()
-        except InterpretationError:
+        except (InterpretationError, NotImplementedError, IndexError):
+            # What the interpreters do not run, or an index that is out of range, is left to the run.
             return None
         type_: Attribute = element_type(op.results[0])
         return constant_op(result, type_)

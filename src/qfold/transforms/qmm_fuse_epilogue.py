@@ -117,7 +117,8 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     generic, views = found
     if not is_producer(generic) or not _movable(generic.body.block):
         return None
-    if not shape_of(generic.results[0]) and yields_input(generic):
+    body = generic.body.block
+    if not shape_of(generic.results[0]) and body.first_op is body.last_op:
         return None  # a reshape to a scalar, which the new op would have to end in again
     inline_single_values(generic)
     tidy_inputs(generic)

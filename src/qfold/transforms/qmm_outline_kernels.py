@@ -164,7 +164,7 @@ class _Outliner:
                     inner.operands[index] = values.get(operand, operand)
             block.add_op(op)
         block.add_op(func.ReturnOp())
-        for (name, value) in named_operands(group[-1]):
+        for name, value in reversed(named_operands(group[-1])):
             value.name_hint = _HINTS.get(name, name)
         function = func.FuncOp(base, (block.arg_types, ()), Region(block), "private")
         function.location = fuse_locations(op.location for op in reversed(group))

@@ -43,7 +43,7 @@ VIEWS = (
 class QmmPlanMemoryPass(ModulePass):
     """Replace each `memref.alloc` of `@main` by a `memref.view` of one arena argument, at offsets planned by liveness.
 
-    `qmm.plan` on `@main` records the plan: `arena_bytes`, `lower_bound_bytes` (the most bytes alive at one dispatch), `alignment`,
+    `qmm.plan` on `@main` records it: `arena_bytes`, `lower_bound_bytes` (the most bytes alive at one dispatch), `alignment`,
     and per buffer its `name` (the function that writes it first), `offset`, `bytes`, and its `first` and `last` dispatch.
     """
 

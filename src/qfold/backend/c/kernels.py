@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -139,6 +139,22 @@ def signature(kernel: Kernel) -> str:
     return f"void {kernel.symbol}(\n    " + ",\n    ".join(declared) + ")"
 
 
+KernelPrinter = Callable[[Writer, Operation, Mapping[SSAValue, Buffer]], None]
+"""Writes the body of a kernel function for its op; the buffers are the function's parameters."""
+
+_REGISTERED: dict[str, KernelPrinter] = {}
+
+
+def register_kernel(name: str, printer: KernelPrinter) -> None:
+    """Let `printer` write every kernel that a row called `name` of a target's kernel table selects.
+
+    `ValueError` for a name of ours.
+    """
+    if name.startswith("c."):
+        raise ValueError(f"kernel names that start with 'c.' are qfold's own, got {name!r}")
+    _REGISTERED[name] = printer
+
+
 def _print_op(
     out: Writer,
     kernel: str,
@@ -147,6 +163,9 @@ def _print_op(
     fill: linalg.FillOp | None,
 ) -> None:
     """What the kernel named in the table prints for `op`. `NotLevel3` when it implements another op: selection went wrong."""
+    if kernel in _REGISTERED and not isinstance(op, linalg.FillOp):
+        _REGISTERED[kernel](out, op, buffers)
+        return
     match kernel, op:
         case "c.matmul", qkernel.MatmulOp():
             print_matmul(out, op, buffers)

@@ -71,6 +71,15 @@ class Linear:
     def coefficient(self, variable: str) -> int:
         return self.terms.get(variable, 0)
 
+    def renamed(self, names: Mapping[str, str | None]) -> Linear:
+        """With other variables; those renamed to None are dropped."""
+        terms: dict[str, int] = {}
+        for name, coefficient in self.terms.items():
+            target = names.get(name, name)
+            if target is not None:
+                terms[target] = terms.get(target, 0) + coefficient
+        return Linear(terms, self.constant)
+
     def text(self) -> str:
         """As C; `0` for nothing."""
         text = ""

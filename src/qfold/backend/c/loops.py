@@ -309,7 +309,7 @@ class GenericPrinter:
 def _renamed(position: Linear | str, names: Mapping[str, str]) -> Linear | str:
     if isinstance(position, str):
         return position
-    return Linear({names.get(n, n): c for n, c in position.terms.items()}, position.constant)
+    return position.renamed(names)
 
 
 def _open_all(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:

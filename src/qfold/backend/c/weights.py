@@ -66,7 +66,8 @@ def print_assembly(program: Program, blob: Blob) -> str:
             current = space
             out.line()
             out.line(f"    QFOLD_L{space}_SECTION")
-        size = len(users[0].weight.raw)
+        # An empty constant has the offset of the one after it.
+        size = max(len(w.weight.raw) for w in users)
         out.line()
         for w in users:
             shape = "x".join(map(str, w.weight.shape))

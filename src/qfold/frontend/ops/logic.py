@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.ir import Operation, SSAValue
 
-from qfold.dialects.element_types import i1, is_unsigned, signless
+from qfold.dialects.element_types import bit_width, i1, is_unsigned, signless
 from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import pointwise, unary
@@ -73,14 +73,24 @@ def import_bitwise_not(ctx: NodeContext) -> SSAValue:
 
 @onnx_op("BitShift")
 def import_bit_shift(ctx: NodeContext) -> SSAValue:
-    """A shift to the right keeps the sign of signed integers."""
+    """A shift to the right keeps the sign of signed integers; one by the width or more (or a negative amount) shifts all out."""
     type_ = common_element(ctx, INTEGERS, 0, 1)
     direction = ctx.attr("direction")
     if direction not in ("LEFT", "RIGHT"):
         ctx.invalid(f"direction {direction!r} is neither LEFT nor RIGHT")
     right = arith.ShRUIOp if is_unsigned(type_) else arith.ShRSIOp
     operation = arith.ShLIOp if direction == "LEFT" else right
-    return pointwise(ctx, [0, 1], type_, lambda b, e: b(operation, e[0], e[1]))
+
+    def body(b: ScalarBuilder, e: Sequence[SSAValue]) -> SSAValue:
+        # MLIR and C leave a shift by the width undefined.
+        last = b.constant(bit_width(type_) - 1, signless(type_))
+        shifted = b(operation, e[0], b(arith.MinUIOp, e[1], last))
+        if operation is arith.ShRSIOp:
+            return shifted
+        within = b(arith.CmpiOp, e[1], last, "ule")
+        return b(arith.SelectOp, within, shifted, b.constant(0, signless(type_)))
+
+    return pointwise(ctx, [0, 1], type_, body)
 
 
 @onnx_op("IsNaN")
