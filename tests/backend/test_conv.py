@@ -62,6 +62,14 @@ CONVS = [
     Conv("far_pads", (1, 1, 2, 2), 2, (1, 1), pads=(3, 0, 0, 3)),
     Conv("column", (1, 2, 8, 1), 3, (3, 1)),
     Conv("whole", (1, 4, 3, 3), 3, (3, 3)),
+    # many output channels: the columns form, with every kind of tail
+    Conv("columns", (2, 20, 7, 9), 13, (3, 3), pads=(1, 1, 1, 1)),
+    Conv("columns_wide", (1, 3, 4, 70), 8, (3, 3), pads=(1, 2, 1, 0), strides=(1, 2)),
+    Conv("columns_cut", (1, 17, 5, 40), 9, (3, 3), dilations=(2, 2), pads=(2, 2, 2, 2)),
+    Conv("columns_grouped", (1, 6, 6, 6), 20, (2, 3), groups=2, strides=(2, 1), pads=(0, 1, 1, 1)),
+    Conv("columns_1d", (2, 5, 50), 10, (4,), pads=(3, 0)),
+    Conv("columns_many", (1, 2, 3, 3), 150, (2, 2), pads=(1, 0, 0, 1)),
+    Conv("columns_big_window", (1, 2, 16, 16), 8, (16, 16)),
 ]
 
 

@@ -156,8 +156,8 @@ def _weight_of(
     if node.op_type == "MatMul" and weight.ndim == 2:
         return 1, 1, 0
     if node.op_type == "Gemm":
-        transposed = bool(attributes.get("transB", 0))
-        return 1, (0 if transposed else 1), (1 if transposed else 0)
+        rows, columns = weight.ndim - 2, weight.ndim - 1
+        return (1, rows, columns) if attributes.get("transB", 0) else (1, columns, rows)
     if node.op_type == "Conv":
         return 1, 0, None
     if node.op_type == "Gather" and scheme.embeddings and attributes.get("axis", 0) == 0:

@@ -455,7 +455,10 @@ def test_a_window_that_nobody_reads_takes_no_memory():
         return double(
             b,
             b.generic(
-                [(x, AffineMap(2, 0, (loops[0] + loops[1],))), (window, AffineMap(2, 0, (loops[1],)))],
+                [
+                    (x, AffineMap(2, 0, (loops[0] + loops[1],))),
+                    (window, AffineMap(2, 0, (loops[1],))),
+                ],
                 b.fill((6,), f32, -100.0),
                 AffineMap(2, 0, (loops[0],)),
                 ["parallel", "reduction"],

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from xdsl.context import Context
-from xdsl.dialects import func, memref
+from xdsl.dialects import arith, func, memref
 from xdsl.dialects.builtin import MemRefType, StringAttr, f32
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.rewriter import Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
@@ -26,6 +27,7 @@ from tests.transforms_buffer.helpers import (
     add,
     apply,
     bufferized,
+    check_levels,
     double,
     main,
     module,
@@ -76,7 +78,9 @@ def test_dequant_kernels_say_their_types(storage: Any, transpose_b: bool):
         return [dequant(b, x, storage, transpose_b, **q) for q in quants.values()]
 
     layout = "nk" if transpose_b else "kn"
-    expected = {f"dequant_matmul_f32_{storage}_{layout}_{g}_2x4x3": "c.dequant_matmul" for g in quants}
+    expected = {
+        f"dequant_matmul_f32_{storage}_{layout}_{g}_2x4x3": "c.dequant_matmul" for g in quants
+    }
     assert table(outlined(bufferized(module([(2, 4)], build)))) == expected
 
 
@@ -217,9 +221,7 @@ FLOAT_MATMUL = Kernel("float", "qkernel.matmul", {"a": F32, "b": F32, "y": F32})
 
 def test_an_int8_weight_never_gets_the_float_kernel():
     """The table's row claims the dequantising matmul for a kernel that was written for two f32 operands."""
-    planted = with_table(
-        FLOAT_MATMUL, replace(FLOAT_MATMUL, op="qkernel.dequant_matmul")
-    )
+    planted = with_table(FLOAT_MATMUL, replace(FLOAT_MATMUL, op="qkernel.dequant_matmul"))
     with pytest.raises(PassFailedException) as caught:
         select_kernels(unselected(dequant), planted)
     message = str(caught.value)
@@ -258,9 +260,7 @@ def test_a_dense_row_is_refused_for_a_strided_operand():
 def test_the_first_row_that_fits_is_taken():
     storages = {s: frozenset({s}) for s in ("i8", "ui8")}
     rows = [
-        Kernel(
-            f"only_{s}", "qkernel.dequant_matmul", {"a": F32, "w": t, "scale": F32, "y": F32}
-        )
+        Kernel(f"only_{s}", "qkernel.dequant_matmul", {"a": F32, "w": t, "scale": F32, "y": F32})
         for s, t in storages.items()
     ]
     for storage, name in ((i8, "only_i8"), (ui8, "only_ui8")):
@@ -288,7 +288,9 @@ def test_the_verifier_catches_an_int8_weight_in_a_float_kernel():
 def test_the_verifier_catches_a_call_with_other_types():
     result = unselected(dequant)
     (call,) = ops(result, func.CallOp)
-    wrong = memref.AllocOp((), (), MemRefType(f32, (4, 3), memory_space=call.arguments[0].type.memory_space))
+    wrong = memref.AllocOp(
+        (), (), MemRefType(f32, (4, 3), memory_space=call.arguments[0].type.memory_space)
+    )
     call.parent.insert_op_before(wrong, call)
     call.operands[1] = wrong.memref
     with pytest.raises(Exception, match="operand type mismatch"):
@@ -307,3 +309,57 @@ def test_targets():
         linalg.FillOp.name,
         memref.CopyOp.name,
     }
+
+
+def epilogue(*types: Any) -> Region:
+    """The sum of the accumulator and one element of each operand."""
+    block = Block(arg_types=[f32, *types])
+    value: V = block.args[0]
+    for argument in block.args[1:]:
+        sum_ = arith.AddfOp(value, argument)
+        block.add_op(sum_)
+        value = sum_.result
+    block.add_op(qmm.YieldOp(value))
+    return Region(block)
+
+
+def test_epilogues_move_along_with_their_operands():
+    """A bias and a residual that is a transposed view; the residual lives on, so nothing may write to it."""
+    rows, columns = AffineExpr.dimension(0), AffineExpr.dimension(1)
+
+    def build(b: B, x: V, bias: V):
+        residual = b.transpose(double(b, b.reshape(x, (4, 2))), (1, 0))
+        w = qmm.WeightAttr.from_array(np.arange(-8, 8, dtype=np.int8).reshape(4, 4))
+        quant = qmm.QuantAttr.get(i8, [1, 2, 0.5, 4], [1, 2, 3, 4], axis=1)
+        y = b(
+            qmm.DequantMatmulOp,
+            x,
+            w,
+            quant,
+            hoisted=True,
+            row_sum=total(b, x, 1),
+            epilogue_operands=[bias, residual],
+            epilogue_maps=[AffineMap(2, 0, (columns,)), AffineMap(2, 0, (rows, columns))],
+            epilogue=epilogue(f32, f32),
+        )
+        z = b(
+            qmm.MatmulOp,
+            y,
+            y,
+            transpose_b=True,
+            epilogue_operands=[b.constant(np.ones(2, np.float32))],
+            epilogue_maps=[AffineMap(2, 0, (columns,))],
+            epilogue=epilogue(f32),
+        )
+        return [z, double(b, residual)]
+
+    made = module([(2, 4), (4,)], build)
+    level2 = check_levels(made)
+    assert not ops(level2, memref.CopyOp)
+    kernels = table(outlined(level2))
+    assert kernels["dequant_matmul_f32_i8_kn_axis_2x4x4_fused"] == "c.dequant_matmul"
+    assert kernels["matmul_f32_f32_mk_nk_2x4x2_bias"] == "c.matmul"
+    (kernel,) = [op for op in level2.walk() if isinstance(op, qkernel.DequantMatmulOp)]
+    assert kernel.hoisted is not None and kernel.row_sum is not None
+    assert len(kernel.epilogue_operands) == 2
+    assert "strided<[1, 2]>" in str(kernel.epilogue_operands[1].type)

@@ -26,7 +26,10 @@ def layouts(draw: st.DrawFn) -> Layout:
     layout = Layout.dense(shape)
     offsets = [draw(st.integers(0, n - 1)) for n in shape]
     steps = [draw(st.sampled_from([1, 1, 2])) for _ in shape]
-    sizes = [draw(st.integers(1, (n - o - 1) // s + 1)) for n, o, s in zip(shape, offsets, steps, strict=True)]
+    sizes = [
+        draw(st.integers(1, (n - o - 1) // s + 1))
+        for n, o, s in zip(shape, offsets, steps, strict=True)
+    ]
     return layout.sliced(offsets, sizes, steps).permuted(draw(st.permutations(range(len(shape)))))
 
 

@@ -144,11 +144,17 @@ def test_every_overlap_of_live_buffers_is_found():
     found = 0
     for i, a in enumerate(entries.data):
         for j, b in enumerate(entries.data):
-            if i == j or number(b, "last") < number(a, "first") or number(a, "last") < number(b, "first"):
+            if (
+                i == j
+                or number(b, "last") < number(a, "first")
+                or number(a, "last") < number(b, "first")
+            ):
                 continue
             broken = level3()
             move(broken, i, number(b, "offset"))
-            with pytest.raises(PassFailedException, match=r"the memory plan is wrong|leave the arena"):
+            with pytest.raises(
+                PassFailedException, match=r"the memory plan is wrong|leave the arena"
+            ):
                 check(broken)
             found += 1
     assert found >= 6
@@ -158,7 +164,9 @@ def test_moving_a_buffer_to_free_space_is_fine():
     result = level3()
     function = main(result)
     size = number(record(result), "arena_bytes")
-    bigger = memref.MemRefType(function.args[0].type.element_type, [size + 1024], memory_space=IntegerAttr(2, i64))
+    bigger = memref.MemRefType(
+        function.args[0].type.element_type, [size + 1024], memory_space=IntegerAttr(2, i64)
+    )
     function.replace_argument_type(0, bigger, Rewriter())
     move(result, 0, -(-size // 64) * 64)
     plan_ = {**record(result).data, "arena_bytes": IntegerAttr(size + 1024, i64)}
@@ -218,7 +226,9 @@ def test_corruptions_are_named(corrupt: Callable[[ModuleOp], None], message: str
 
 def test_activations_larger_than_the_memory_are_refused():
     small = replace(HOST, memory=(MemoryLevel(2, "L2", 100),))
-    with pytest.raises(PassFailedException, match=r"take \d+ bytes .* but L2 of target host has 100"):
+    with pytest.raises(
+        PassFailedException, match=r"take \d+ bytes .* but L2 of target host has 100"
+    ):
         plan_memory(main(outlined(bufferized(module([(6, 5)], network)))), small)
 
 

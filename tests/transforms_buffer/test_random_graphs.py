@@ -99,7 +99,10 @@ class Graph:
                 v
                 for v in self.values
                 if len(shape_of(v)) == len(shape)
-                and all(a == b or d == axis for d, (a, b) in enumerate(zip(shape_of(v), shape, strict=True)))
+                and all(
+                    a == b or d == axis
+                    for d, (a, b) in enumerate(zip(shape_of(v), shape, strict=True))
+                )
             ]
             parts.insert(self.random.randint(0, len(parts)), self.random.choice(fitting))
         self.keep(self.b.concat(parts, axis), max(self.size[v] for v in parts))
@@ -113,7 +116,11 @@ class Graph:
     def insert(self, x: SSAValue) -> None:
         y = self.some()
         inner, outer = shape_of(y), shape_of(x)
-        if outer and len(inner) == len(outer) and all(a <= b for a, b in zip(inner, outer, strict=True)):
+        if (
+            outer
+            and len(inner) == len(outer)
+            and all(a <= b for a, b in zip(inner, outer, strict=True))
+        ):
             offsets = [self.random.randint(0, b - a) for a, b in zip(inner, outer, strict=True)]
             self.keep(self.b.insert_slice(y, x, offsets), max(self.size[x], self.size[y]))
 
@@ -146,7 +153,9 @@ _KINDS = (
 
 
 def _clamp(s: Any, e: Any) -> SSAValue:
-    return s(arith.MaximumfOp, s(arith.MinimumfOp, e[0], s.constant(4.0, f32)), s.constant(-4.0, f32))
+    return s(
+        arith.MaximumfOp, s(arith.MinimumfOp, e[0], s.constant(4.0, f32)), s.constant(-4.0, f32)
+    )
 
 
 @settings(max_examples=200)

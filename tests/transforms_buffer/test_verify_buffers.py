@@ -88,7 +88,9 @@ BAD = {
     # xDSL looks at the corners of the iteration space.
     "map out of bounds": (
         "%y = memref.alloc() : memref<4x6xf32>"
-        + generic("(d0, d1) -> ((d0 + d1) mod 6, d1)", "%x : memref<4x6xf32>", "%y : memref<4x6xf32>"),
+        + generic(
+            "(d0, d1) -> ((d0 + d1) mod 6, d1)", "%x : memref<4x6xf32>", "%y : memref<4x6xf32>"
+        ),
         r"reads 0\.\.5 of dimension 0, which has 4",
     ),
     "negative index": (
@@ -173,7 +175,9 @@ def test_constants_are_not_written():
 
 
 def test_a_call_does_not_write_a_constant():
-    function = f"func.func private @f(%v: memref<24xf32>) {{ {FILL.replace('VALUE', '%v')}\nfunc.return }}"
+    function = (
+        f"func.func private @f(%v: memref<24xf32>) {{ {FILL.replace('VALUE', '%v')}\nfunc.return }}"
+    )
     outside = GLOBAL.replace("BYTES", "00" * 96) + "\n" + function
     body = GET + "func.call @f(%v) : (memref<24xf32>) -> ()"
     with pytest.raises(PassFailedException, match=r"func\.call: writes to an input or a constant"):
@@ -182,11 +186,17 @@ def test_a_call_does_not_write_a_constant():
 
 def test_a_global_is_read_as_what_it_is():
     outside = GLOBAL.replace("BYTES", "00" * 96)
-    with pytest.raises(PassFailedException, match="read as memref<24xi32>, but defined as memref<24xf32>"):
+    with pytest.raises(
+        PassFailedException, match="read as memref<24xi32>, but defined as memref<24xf32>"
+    ):
         verify(parse("%v = memref.get_global @w : memref<24xi32>", outside=outside))
 
 
 def test_a_global_has_contents_of_its_type():
-    outside = GLOBAL.replace("BYTES", "00" * 96).replace("type = memref<24xf32>", "type = memref<24xi32>")
-    with pytest.raises(PassFailedException, match="global @w is memref<24xi32>, but its contents are"):
+    outside = GLOBAL.replace("BYTES", "00" * 96).replace(
+        "type = memref<24xf32>", "type = memref<24xi32>"
+    )
+    with pytest.raises(
+        PassFailedException, match="global @w is memref<24xi32>, but its contents are"
+    ):
         verify(parse("", outside=outside))

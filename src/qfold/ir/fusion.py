@@ -203,6 +203,27 @@ def inline_body(
     return mapper.get(value, value)
 
 
+def move_body(
+    source: Block,
+    arguments: Sequence[SSAValue],
+    at: InsertPoint,
+    loops: Sequence[AffineExpr],
+) -> SSAValue:
+    """As `inline_body`, of a generic that is not needed afterwards: its ops move, so that long chains cost no copies."""
+    for old, new in zip(source.args, arguments, strict=False):
+        old.replace_all_uses_with(new)
+    last = source.last_op
+    assert last is not None
+    for op in list(source.ops):
+        if isinstance(op, linalg.IndexOp):
+            index = index_value(loops[op.dim.value.data], ScalarBuilder(at, op.location))
+            op.results[0].replace_all_uses_with(index)
+        elif op is not last:
+            op.detach()
+            Rewriter.insert_op(op, at)
+    return last.operands[0]
+
+
 def index_value(expression: AffineExpr, b: ScalarBuilder) -> SSAValue:
     """Ops that compute an affine expression of the loop indices of the generic around them."""
     match expression:
@@ -292,7 +313,11 @@ def fuse_producer(op: linalg.GenericOp, index: int, access: Access) -> bool:
         block.insert_arg(a.type, index + 1 + i)
         for i, a in enumerate(producer.body.block.args[: len(new)])
     ]
-    value = inline_body(producer.body.block, arguments, InsertPoint.at_start(block), loops)
+    start = InsertPoint.at_start(block)
+    if all(op.results[0].has_one_use() for op in (producer, *access.views)):
+        value = move_body(producer.body.block, arguments, start, loops)
+    else:
+        value = inline_body(producer.body.block, arguments, start, loops)
     argument.replace_all_uses_with(value)
     block.erase_arg(argument)
     set_inputs(op, inputs)

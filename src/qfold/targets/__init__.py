@@ -15,4 +15,13 @@ def target_named(name: str) -> Target:
         raise ValueError(f"unknown target {name!r}; known: {', '.join(TARGETS)}") from None
 
 
-__all__ = ["ANY_TYPE", "HOST", "TARGETS", "Kernel", "MemoryLevel", "Target", "Toolchain", "target_named"]
+__all__ = [
+    "ANY_TYPE",
+    "HOST",
+    "TARGETS",
+    "Kernel",
+    "MemoryLevel",
+    "Target",
+    "Toolchain",
+    "target_named",
+]

@@ -38,7 +38,9 @@ def view_ops(whole: SSAValue, layout: Layout, space: int) -> list[Operation]:
             for o, n, s, d in zip(offsets, layout.shape, steps, shape, strict=True)
         )
         if fits:
-            op = memref.SubviewOp.from_static_parameters(whole, source, offsets, layout.shape, steps)
+            op = memref.SubviewOp.from_static_parameters(
+                whole, source, offsets, layout.shape, steps
+            )
             if Layout.of(op.result.type).normalized() == layout:
                 return [memref.SubviewOp.get(whole, offsets, layout.shape, steps, type_)]
     return [

@@ -85,7 +85,9 @@ def check_supported(function: func.FuncOp) -> None:
     """`PassFailedException` naming what cannot be bufferized: more than straight-line code, a dynamic shape, an unknown op."""
     name = function.sym_name.data
     if len(function.body.blocks) != 1:
-        raise PassFailedException(f"@{name} has {len(function.body.blocks)} blocks; straight-line code has one")
+        raise PassFailedException(
+            f"@{name} has {len(function.body.blocks)} blocks; straight-line code has one"
+        )
     for op in function.body.block.ops:
         for value in (*op.operands, *op.results):
             type_: Attribute = value.type

@@ -215,7 +215,9 @@ class _Replay:
         source = self._values[op.source]
         assert isinstance(source, _Buffer)
         if self._arena is None or source.memory is not self._arena:
-            raise PassFailedException(f"{describe_location(op)}: a view of something that is no arena")
+            raise PassFailedException(
+                f"{describe_location(op)}: a view of something that is no arena"
+            )
         offset = self._values[op.byte_shift]
         assert isinstance(offset, int)
         count, width = int(np.prod(shape, dtype=np.int64)), _bits(op.result) // self._unit
@@ -269,7 +271,10 @@ class _Replay:
                 else f"the buffer of {self._names.get(other, memory.name)} has overwritten"
             )
             self._fail(
-                call, callee, ordinal, f"reads byte {where} of {memory.name if other < _NOBODY else 'the arena'}, which {by}"
+                call,
+                callee,
+                ordinal,
+                f"reads byte {where} of {memory.name if other < _NOBODY else 'the arena'}, which {by}",
             )
         if not also_written:
             memory.readers[units] = self._step
@@ -284,7 +289,10 @@ class _Replay:
         if clash.size:
             where = int(units[clash[0]]) * self._unit // 8
             self._fail(
-                call, callee, ordinal, f"writes byte {where}, which it reads through another argument"
+                call,
+                callee,
+                ordinal,
+                f"writes byte {where}, which it reads through another argument",
             )
         memory.owners[units] = buffer.identity
 
@@ -346,7 +354,9 @@ def _bits(value: SSAValue) -> int:
 def _offset(op: memref.ViewOp) -> int:
     constant = op.byte_shift.owner
     if not isinstance(constant, arith.ConstantOp) or not isinstance(constant.value, IntegerAttr):
-        raise PassFailedException(f"{describe_location(op)}: the offset in the arena is no constant")
+        raise PassFailedException(
+            f"{describe_location(op)}: the offset in the arena is no constant"
+        )
     return constant.value.value.data
 
 

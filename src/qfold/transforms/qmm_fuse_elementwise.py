@@ -74,7 +74,7 @@ def cost(op: linalg.GenericOp) -> int:
     """Ops that one element takes: loads and conversions are free, divisions, math functions and look-ups never are."""
     total = 0
     for inner in op.body.block.ops:
-        if isinstance(inner, _CHEAP):
+        if isinstance(inner, _CHEAP) and total < _CHEAP_LIMIT:
             total += 1
         elif not isinstance(inner, _FREE):
             return _EXPENSIVE
@@ -160,8 +160,8 @@ def _step(op: linalg.GenericOp) -> list[Operation] | None:
     return None
 
 
-def fuse_into(op: linalg.GenericOp) -> None:
-    """Fuse all that can be into `op`, which comes to stand for what was fused."""
+def fuse_into(op: linalg.GenericOp) -> bool:
+    """Fuse all that can be into `op`, which comes to stand for what was fused; whether anything was."""
     changed = inline_single_values(op)
     while (fused := _step(op)) is not None:
         changed = True
@@ -174,7 +174,7 @@ def fuse_into(op: linalg.GenericOp) -> None:
         inline_single_values(op)
     if changed:
         tidy_inputs(op)
-        tidy_body(op.body.block)
+    return changed
 
 
 def generalized(op: linalg.TransposeOp) -> linalg.GenericOp | None:
@@ -203,15 +203,18 @@ def generalized(op: linalg.TransposeOp) -> linalg.GenericOp | None:
 
 def run_on_block(block: Block) -> None:
     """Fuse into each generic of the block, from its first op on: producers have absorbed theirs by then."""
+    changed: list[linalg.GenericOp] = []
     for op in list(block.ops):
-        if op.parent is None:
+        if op.parent is None or not on_tensors(op):
             continue
-        if isinstance(op, linalg.TransposeOp) and on_tensors(op):
+        generic: Operation | None = op
+        if isinstance(op, linalg.TransposeOp):
             generic = generalized(op)
-            if generic is not None:
-                fuse_into(generic)
-        elif isinstance(op, linalg.GenericOp) and on_tensors(op):
-            fuse_into(op)
+        if isinstance(generic, linalg.GenericOp) and fuse_into(generic):
+            changed.append(generic)
+    for generic in changed:
+        if generic.parent is not None:
+            tidy_body(generic.body.block)
 
 
 @dataclass(frozen=True)

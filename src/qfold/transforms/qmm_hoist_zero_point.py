@@ -19,19 +19,25 @@ from qfold.dialects.element_types import bit_width, is_unsigned, signless
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.generics import add_location, erase_dead, function_blocks, local_rewriter, rebuilt
 from qfold.ir.locations import replace_op
-from qfold.ir.quantized import uniform
 
 Hoistable = qmm.DequantMatmulOp | qmm.DequantConvOp
 WeightKey = tuple[str, TensorType[Attribute]]
 
 
-def is_centred(quant: QuantAttr) -> bool:
-    """Whether the zero point is the middle of an unsigned range everywhere: signed integers with zero point 0, offset."""
+def middle(storage: IntegerType) -> int:
+    """The middle of an unsigned range: what the signed type of the same width calls 0."""
+    return 1 << (bit_width(storage) - 1)
+
+
+def reads_better_as_signed(quant: QuantAttr) -> bool:
+    """Whether unsigned integers have zero points that lie nearer to the middle of their range than to 0.
+
+    The correction `zero point * row_sum` loses to rounding what it is larger than the sum that it corrects (docs/numerics.md).
+    """
     if not is_unsigned(quant.storage):
         return False
     zeros = quant.zero_points
-    middle = 1 << (bit_width(quant.storage) - 1)
-    return zeros.size > 0 and uniform(zeros) and int(zeros.flat[0]) == middle
+    return int(np.abs(zeros - middle(quant.storage)).sum()) < int(zeros.sum())
 
 
 def centred_quant(quant: QuantAttr) -> QuantAttr:
@@ -39,6 +45,7 @@ def centred_quant(quant: QuantAttr) -> QuantAttr:
     return QuantAttr.get(
         cast(IntegerType, signless(quant.storage)),
         quant.scales,
+        quant.zero_points - middle(quant.storage),
         axis=quant.axis,
         block_size=quant.block_size,
     )
@@ -62,7 +69,7 @@ def centred_weight(weight: WeightAttr) -> WeightAttr:
 
 @dataclass
 class _Centring:
-    """Replaces weights whose every reader has the middle as its zero point, each content once."""
+    """Reads unsigned weights as signed ones where every reader gains by it, each content once."""
 
     flipped: dict[WeightKey, WeightAttr] = field(
         default_factory=lambda: dict[WeightKey, WeightAttr]()
@@ -75,7 +82,7 @@ class _Centring:
         for block in blocks:
             for op in block.ops:
                 for weight, quant in _weight_reads(op):
-                    if quant is None or weight.is_elided or not is_centred(quant):
+                    if quant is None or weight.is_elided or not reads_better_as_signed(quant):
                         kept.add(weight.sha256)
                     else:
                         readers.setdefault(weight.sha256, []).append(op)
@@ -167,8 +174,8 @@ def hoist(op: Hoistable, sums: dict[tuple[object, ...], Operation]) -> None:
 class QmmHoistZeroPointPass(ModulePass):
     """Hoist the zero points of `dequant_matmul` and `dequant_conv`.
 
-    Unsigned weights with the middle of their range as zero point become signed ones with zero point 0 first, when all readers
-    of the bytes agree. Other zero points multiply a `qmm.row_sum` or `qmm.window_sum` of the activation, which contractions
+    Unsigned weights whose zero points lie about the middle of the range become signed ones first, when all readers of the bytes
+    agree: ui8 with 128 is i8 with 0. Zero points that are not 0 then multiply a `qmm.row_sum` or `qmm.window_sum` of the activation, which contractions
     of the same activation share.
     """
 

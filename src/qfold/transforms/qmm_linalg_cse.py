@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
+from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
@@ -22,7 +23,7 @@ def structure(op: Operation, inside: dict[SSAValue, int] | None = None) -> Key:
     numbers = {} if inside is None else inside
     key: Key = (
         op.name,
-        tuple(numbers.get(v, v) for v in op.operands),
+        tuple(_operand(v, numbers) for v in op.operands),
         frozenset(op.properties.items()),
         frozenset(op.attributes.items()),
         tuple(op.result_types),
@@ -42,12 +43,35 @@ def structure(op: Operation, inside: dict[SSAValue, int] | None = None) -> Key:
     return (*key, *parts)
 
 
+def _operand(value: SSAValue, numbers: dict[SSAValue, int]) -> object:
+    """A value that is read, or all that went into one that is built upon."""
+    parts: list[object] = []
+    while isinstance(owner := value.owner, Operation) and is_built_upon(owner):
+        if not isinstance(owner, tensor.InsertSliceOp):
+            return (*parts, structure(owner, numbers))
+        source, value, *sizes = owner.operands
+        parts.append((source, *sizes, frozenset(owner.properties.items()), *owner.result_types))
+    seen = numbers.get(value, value)
+    return (*parts, seen) if parts else seen
+
+
+def is_built_upon(op: Operation) -> bool:
+    """Whether the result only is what an `insert_slice` completes.
+
+    Two tensors that are put together from an equal first part would be worse off sharing it: each would begin with a copy.
+    """
+    if len(op.results) != 1 or not op.results[0].has_one_use():
+        return False
+    use = next(iter(op.results[0].uses))
+    return isinstance(use.operation, tensor.InsertSliceOp) and use.index == 1
+
+
 def share_equal(block: Block) -> None:
     """Replace each op that computes what an earlier one did by that one, which then stands for both."""
     known: dict[Key, Operation] = {}
     stands_for: dict[Operation, list[Operation]] = {}
     for op in list(block.ops):
-        if not is_pure(op):
+        if not is_pure(op) or is_built_upon(op):
             continue
         first = known.setdefault(structure(op), op)
         if first is op:
@@ -82,3 +106,4 @@ class QmmLinalgCsePass(ModulePass):
         for block in function_blocks(op):
             erase_unused(block)
             share_equal(block)
+            erase_unused(block)

@@ -124,9 +124,7 @@ def _touched_parameters(main: func.FuncOp) -> dict[str, set[int]]:
     return touched
 
 
-def _users(
-    value: SSAValue, calls: dict[func.CallOp, int]
-) -> list[tuple[func.CallOp, int]]:
+def _users(value: SSAValue, calls: dict[func.CallOp, int]) -> list[tuple[func.CallOp, int]]:
     """The calls that get `value` or a view of it, and as which argument."""
     found: list[tuple[func.CallOp, int]] = []
     for use in value.uses:

@@ -146,7 +146,9 @@ class _Verifier:
     def _view(self, op: memref.ViewOp) -> None:
         type_ = op.result.type
         constant = op.byte_shift.owner
-        if not isinstance(constant, arith.ConstantOp) or not isinstance(constant.value, IntegerAttr):
+        if not isinstance(constant, arith.ConstantOp) or not isinstance(
+            constant.value, IntegerAttr
+        ):
             _fail(op, "the byte offset is no constant")
         offset = constant.value.value.data
         size = byte_size(type_.element_type, prod(type_.get_shape()))
@@ -251,7 +253,9 @@ class _Verifier:
             _fail(op, f"the output map {maps[-1]} writes an element more than once")
         for value, map_ in zip(op.inputs, maps, strict=False):
             if value is op.outputs[0] and (map_ != maps[-1] or not is_parallel(op)):
-                _fail(op, "updates a buffer in place, but reads other elements of it than it writes")
+                _fail(
+                    op, "updates a buffer in place, but reads other elements of it than it writes"
+                )
 
     def _in_bounds(
         self, op: Operation, map_: AffineMap, shape: Sequence[int], extents: Sequence[int]
@@ -289,14 +293,10 @@ def _overlaps_itself(layout: Layout) -> bool:
     """Whether two indices mean the same element. Exact when the strides nest, and a count of positions otherwise."""
     if layout.is_dense:
         return False
-    dims = sorted(
-        (abs(s), n) for n, s in zip(layout.shape, layout.strides, strict=True) if n > 1
-    )
+    dims = sorted((abs(s), n) for n, s in zip(layout.shape, layout.strides, strict=True) if n > 1)
     reach = 0
     for stride, extent in dims:
         if stride <= reach:
             return bool(np.unique(_elements(layout)).size < prod(layout.shape))
         reach += stride * (extent - 1)
     return False
-
-

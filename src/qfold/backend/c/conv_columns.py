@@ -1,7 +1,8 @@
 """Convolutions with many output channels: what the window sees is gathered into a panel that all of them go through.
 
-A tile is up to 32 outputs: a stretch of one output row, or several short rows. For it, the inputs under up to 128 taps (channel, ky, kx)
-are gathered, zeros where the window leaves x; then four output channels at a time multiply their weights, widened once per tile, with the panel.
+A tile is up to 32 outputs: a stretch of one output row, or several short rows. For it, the inputs under up to 128 taps
+(channel, ky, kx) are gathered, zeros where the window leaves x. Then four output channels at a time multiply their weights,
+widened once per tile, with the panel.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class ColumnsPrinter:
             stack.enter_context(out.loop("r", ends))
             iy = Linear({"y": rows.stride, "ky": rows.dilation}, -rows.pad)
             y = self._origin("y0", rows.output, self.rows, "r")
-            out.line(f"const ptrdiff_t iy = {iy.renamed({'y': y}).text()};")
+            if rows.clipped or w.x.coefficient("iy"):
+                out.line(f"const ptrdiff_t iy = {iy.renamed({'y': y}).text()};")
             if rows.clipped:
                 stack.enter_context(out.block(f"if (iy >= 0 && iy < {rows.size})"))
             stack.enter_context(out.loop("i", self._end("width", columns.output, self.width)))

@@ -1,7 +1,7 @@
 """Convolutions tap by tap, without any copy of x: depthwise ones, few output channels, 1 x 1 kernels; and window sums.
 
-Up to 4 output channels share each row of x. The loops over the output are clipped to where a tap falls inside x. Each pass holds the
-sums of a stretch of one output row; the innermost loop runs along it, and a weight is widened once per stretch.
+Up to 4 output channels share each row of x. The loops over the output are clipped to where a tap falls inside x. Each pass
+holds the sums of a stretch of one output row; the innermost loop runs along it, and a weight is widened once per stretch.
 """
 
 from __future__ import annotations

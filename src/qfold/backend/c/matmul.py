@@ -11,7 +11,7 @@ Every tail has a loop of its own, and nothing is read past an operand. Tile size
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -149,21 +149,21 @@ def _problem(
     targets = epilogue.positions(dims)
     loops = [_Dim(f"b{d}", x) for d, x in enumerate(shape[:-2]) if x != 1]
     m = shape[-2]
-    linear = [x for x in (a, w, sums, *targets) if isinstance(x, Linear)]
+    used: list[Linear | str] = [a, w, *([] if sums is None else [sums]), *targets]
+    linear: list[Linear] = [x for x in used if not isinstance(x, str)]
     # Rows of all batches are rows of one matmul where the weight is the same and every step is.
-    while loops and len(linear) == 2 + (sums is not None) + len(targets):
+    while loops and len(linear) == len(used):
         inner = loops[-1]
         steps = [(x.coefficient(inner.name), x.coefficient("m")) for x in linear]
-        if w.coefficient(inner.name) or any(x != y * m for x, y in steps if m != 1):
+        if linear[1].coefficient(inner.name) or any(x != y * m for x, y in steps if m != 1):
             break
         loops.pop()
-        rename = {inner.name: "m"} if m == 1 else {inner.name: None}
-        a, w, *rest = [x.renamed(rename) for x in linear]
-        if sums is not None:
-            sums, *rest = rest
-        targets = list(rest)
-        linear = [a, w, *([] if sums is None else [sums]), *rest]
+        rename: dict[str, str | None] = {inner.name: "m" if m == 1 else None}
+        linear = [x.renamed(rename) for x in linear]
         m *= inner.extent
+    if len(linear) == len(used):
+        a, w, *rest = linear
+        sums, targets = (None, rest) if sums is None else (rest[0], rest[1:])
     return _Problem(
         tuple(loops), m, shape[-1], k, block or k or 1, a, w, sums, parameters, weight,
         buffers[op.a].name, epilogue, tuple(targets), tuple(dims),

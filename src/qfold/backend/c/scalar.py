@@ -155,11 +155,6 @@ def _is_bool(type_: Attribute) -> bool:
     return type_ == i1
 
 
-def _unsigned(text: str, type_: Attribute) -> str:
-    """A signless value as the unsigned integer of its bits."""
-    return text if _is_bool(type_) else f"(uint{width_of(type_)}_t){text}"
-
-
 class ScalarPrinter:
     """Prints one scalar region into `out`.
 
@@ -273,7 +268,7 @@ class ScalarPrinter:
         if isinstance(op, arith.CmpiOp):
             predicate = op.predicate.value.data
             if predicate >= 6 or _is_bool(type_):
-                operands = [_unsigned(x, type_) for x in operands]
+                operands = [self._unsigned(v, x) for v, x in zip(op.operands, operands, strict=True)]
             if _is_bool(type_) and 2 <= predicate < 6:
                 operands.reverse()  # signed, true is -1
             return f"{operands[0]} {_CMPI[predicate]} {operands[1]}"
@@ -284,6 +279,13 @@ class ScalarPrinter:
         if text is None:
             raise UnsupportedOp(op)
         return text
+
+    def _unsigned(self, value: SSAValue, text: str) -> str:
+        """A signless value as the unsigned integer of its bits; one that came from an unsigned element is that element."""
+        owner = value.owner
+        if isinstance(owner, UnrealizedConversionCastOp) and value.has_one_use():
+            return self.text(owner.operands[0])
+        return text if _is_bool(value.type) else f"(uint{width_of(value.type)}_t){text}"
 
     def _load(self, op: memref.LoadOp) -> str:
         buffer = self._captured[op.memref]
@@ -305,7 +307,7 @@ class ScalarPrinter:
         if isinstance(op, arith.SIToFPOp):
             return f"({value_type(target)}){'-(int)' if _is_bool(type_) else ''}{x}"
         if isinstance(op, arith.UIToFPOp):
-            return f"({value_type(target)}){_unsigned(x, type_)}"
+            return f"({value_type(target)}){self._unsigned(op.operands[0], x)}"
         if isinstance(op, arith.BitcastOp):
             return f"qf_from_bits((uint32_t){x})" if target == f32 else None
         if isinstance(op, arith.TruncIOp):
@@ -313,7 +315,7 @@ class ScalarPrinter:
         if isinstance(op, arith.ExtSIOp | arith.IndexCastOp):
             return f"({value_type(target)}){'-(int)' if _is_bool(type_) else ''}{x}"
         if isinstance(op, arith.ExtUIOp) or op.name == "arith.index_castui":
-            return f"({value_type(target)}){_unsigned(x, type_)}"
+            return f"({value_type(target)}){self._unsigned(op.operands[0], x)}"
         if _is_bool(type_):
             infix = _BOOL_INFIX.get(kind)
             return None if infix is None else f"{x} {infix} {operands[1]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qfold.backend.c.contraction import Epilogue, Weight
 from qfold.backend.c.layout import Buffer, Linear, variable
@@ -91,8 +91,8 @@ class Windowed:
     targets: Sequence[Linear | str]
     """Where the output and the epilogue's operands are."""
     weight: Weight | None = None
-    at_w: Linear = Linear()
-    channel: Linear = Linear()
+    at_w: Linear = field(default_factory=Linear)
+    channel: Linear = field(default_factory=Linear)
     """The output channel, which scales and zero points run along."""
     sums: Linear | None = None
     """Where the window sum of a hoisted zero point is."""
