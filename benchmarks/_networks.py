@@ -1,4 +1,4 @@
-"""Networks that the benchmarks compile: synthetic ones of any size, those that are found on this machine, and their float twins."""
+"""Networks that the benchmarks compile: synthetic ones, those that are found on this machine, and their float twins."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _FOLDED = {"Cast", "Sub", "Mul", "DequantizeLinear", "Transpose", "Reshape", "Sq
 
 
 def with_float_weights(model: ModelProto) -> ModelProto:
-    """The same network with every weight dequantised ahead of time: what reads `Dequantize(constant)` reads an f32 initializer."""
+    """The same network with weights dequantised ahead of time: what reads `Dequantize(constant)` reads an f32 initializer."""
     twin = onnx.ModelProto()
     twin.CopyFrom(model)
     graph = twin.graph

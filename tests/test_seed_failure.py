@@ -1,7 +1,7 @@
 """The failure that qfold answers: a float kernel reads the bytes of an int8 weight, and every check passes.
 
-It is planted at each level, on a weight whose bytes read as floats are plausible numbers, so that nothing crashes and no NaN gives it
-away. Each test says who catches it: the verifier, the selection, the printer, the C compiler, the audit.
+It is planted at each level, on a weight whose bytes read as floats are plausible numbers, so that nothing crashes and no NaN
+gives it away. Each test says who catches it: the verifier, the selection, the printer, the C compiler, the audit.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def test_a_float_prototype_is_caught_by_the_compiler(compiled: Compilation):
     def edit(texts: dict[str, str]) -> None:
         texts["kernels.h"] = _as_float(texts["kernels.h"])
 
-    with pytest.raises(BuildError, match="(?i)incompatible|conflicting"):
+    with pytest.raises(BuildError, match=r"(?i)incompatible|conflicting"):
         build(compiled, edit)
 
 
@@ -209,9 +209,7 @@ def test_a_float_kernel_and_a_cast_are_caught_by_the_audit(compiled: Compilation
     def edit(texts: dict[str, str]) -> None:
         for name in ("kernels.h", "kernels.c"):
             texts[name] = _as_float(texts[name])
-        (weight,) = (
-            w for w in Program.of(compiled.kernels).weights if w.weight.element_type == i8
-        )
+        (weight,) = (w for w in Program.of(compiled.kernels).weights if w.weight.element_type == i8)
         accessor = f"net_{weight.symbol}"
         texts["network.c"] = texts["network.c"].replace(
             f"{accessor}(net)", f"(const float *)(const void *){accessor}(net)"

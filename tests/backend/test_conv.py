@@ -17,7 +17,7 @@ from qfold.dialects.contraction import conv_shape
 from qfold.dialects.element_types import i8 as I8
 from qfold.dialects.element_types import integer_range, numpy_dtype, ui4, ui8
 from qfold.dialects.qkernel import zero_point_type
-from tests.backend.level3 import Arg, Array, Level3, assert_within, gamma
+from tests.backend.level3 import SANITIZED, Arg, Array, Level3, assert_within, gamma
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def all_cases() -> tuple[Level3, list[tuple[str, Array, Array]]]:
 
 def test_every_window_type_and_form() -> None:
     suite, cases = all_cases()
-    results = suite.run(native=False, extra_cflags=["-O1"])
+    results = suite.run(**SANITIZED)
     for name, expected, bound in cases:
         assert results[name].shape == expected.shape
         assert_within(results[name], expected, bound, name)

@@ -41,7 +41,7 @@ from qfold.dialects.element_types import (
     ui32,
     ui64,
 )  # fmt: skip
-from tests.backend.level3 import Arg, Array, Level3, gamma
+from tests.backend.level3 import SANITIZED, Arg, Array, Level3, gamma
 
 Body = Callable[[Block, Sequence[SSAValue]], SSAValue]
 FAST = {"native": False, "extra_cflags": ["-O1"]}
@@ -266,8 +266,7 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
 
     out = suite.add("positions", "c.loops", [Arg(i32, shape=(4, 3))], positions)
     expected[out] = np.arange(4)[:, None] * 10 + np.arange(3)
-    sanitized = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g0"]
-    return suite.run(native=False, extra_cflags=["-O1", *sanitized]), expected
+    return suite.run(**SANITIZED), expected
 
 
 def test_integers_are_exact(integers: tuple[dict[str, Array], dict[str, Array]]) -> None:
@@ -557,7 +556,7 @@ def test_copies_of_every_layout() -> None:
             np.full((2, 3), -7),
         )
     )
-    found = suite.run(**FAST)
+    found = suite.run(**SANITIZED)
     for out, expected in cases:
         assert np.array_equal(found[out], expected), out
 

@@ -16,7 +16,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.element_types import integer_range, numpy_dtype
 from qfold.dialects.qkernel import zero_point_type
-from tests.backend.level3 import Arg, Array, Level3, assert_within, gamma
+from tests.backend.level3 import SANITIZED, Arg, Array, Level3, assert_within, gamma
 
 I8, UI8, I4, UI4, I16, UI16 = qkernel.STORAGE_TYPES
 d0, d1 = AffineExpr.dimension(0), AffineExpr.dimension(1)
@@ -257,7 +257,7 @@ def check(results: dict[str, Array], cases: list[tuple[str, Array, Array]]) -> N
 def test_all_layouts_types_granularities() -> None:
     suite, cases = all_cases()
     assert len({name for name, _, _ in cases}) == len(cases)
-    check(suite.run(native=False, extra_cflags=["-O1"]), cases)
+    check(suite.run(**SANITIZED), cases)
 
 
 def test_at_full_optimisation() -> None:

@@ -20,6 +20,7 @@ from qfold.dialects import qmm
 from qfold.frontend.errors import FrontendError
 from qfold.frontend.module import import_model
 from qfold.interpreters import run
+from qfold.tools.driver import Options, lower
 from tests.conformance.cases import difference
 
 Array = npt.NDArray[Any]
@@ -54,20 +55,26 @@ def check(
     opset: int = 21,
     expected: Sequence[Array] | None = None,
 ) -> ModuleOp:
-    """Import, verify, run and compare the outputs of the last node; returns the module."""
+    """Import, verify, run and compare the outputs of the last node, at the tensor and at the kernel level.
+
+    Returns the module at the tensor level.
+    """
     nodes = [nodes] if isinstance(nodes, NodeProto) else nodes
     outputs = [o for o in nodes[-1].output if o]
     model = model_of(nodes, inputs, outputs, constants, opset)
     module = import_model(model)
     module.verify()
-    actual = run(module, list(inputs.values()))
     if expected is None:
         with np.errstate(all="ignore"):
-            expected = ReferenceEvaluator(model).run(None, dict(inputs))
-    assert len(actual) == len(expected)
-    for have, want in zip(actual, expected, strict=True):
-        assert isinstance(have, np.ndarray)
-        assert difference(have, np.asarray(want)) is None
+            expected = [np.asarray(o) for o in ReferenceEvaluator(model).run(None, dict(inputs))]
+    kernels = module.clone()
+    lower(kernels, Options())
+    for level in (module, kernels):
+        actual = run(level, list(inputs.values()))
+        assert len(actual) == len(expected)
+        for have, want in zip(actual, expected, strict=True):
+            assert isinstance(have, np.ndarray)
+            assert difference(have, want) is None
     return module
 
 
@@ -125,7 +132,7 @@ def test_squeeze_and_unsqueeze_with_axes_as_attribute_in_any_opset(opset: int) -
 def test_gelu_without_attribute_in_an_opset_older_than_the_operator() -> None:
     x = floats(3, 5)
     reference = model_of([helper.make_node("Gelu", ["x"], ["y"])], {"x": x}, ["y"], opset=20)
-    expected = ReferenceEvaluator(reference).run(None, {"x": x})
+    expected = [np.asarray(o) for o in ReferenceEvaluator(reference).run(None, {"x": x})]
     check(helper.make_node("Gelu", ["x"], ["y"]), {"x": x}, opset=13, expected=expected)
 
 
@@ -382,8 +389,9 @@ def test_split_into_given_and_equal_parts(opset: int) -> None:
     else:
         node = helper.make_node("Split", ["x", "s"], ["a", "b"], axis=1)
         check(node, {"x": x}, {"s": np.array([5, 1])}, opset=opset, expected=[x[:, :5], x[:, 5:]])
-    extra = {"num_outputs": 3} if opset >= 18 else {}
-    node = helper.make_node("Split", ["x"], ["a", "b", "c"], axis=-1, **extra)
+    node = helper.make_node("Split", ["x"], ["a", "b", "c"], axis=-1)
+    if opset >= 18:
+        node.attribute.append(helper.make_attribute("num_outputs", 3))
     check(node, {"x": x}, opset=opset, expected=np.split(x, 3, axis=1))
 
 
@@ -526,3 +534,51 @@ def test_half_precision_is_refused_by_name() -> None:
     node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT16, name="narrow")
     with pytest.raises(FrontendError, match=r"'narrow'.*cast to f16"):
         import_model(model_of([node], {"x": floats(2)}, ["y"]))
+
+
+# Several operators: what the passes make of them
+
+
+def test_a_slice_behind_a_transpose_does_not_lengthen_the_reduction_that_reads_it() -> None:
+    x = floats(8, 2)
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"]),
+        helper.make_node("Slice", ["t", "s", "e", "a"], ["z"]),
+        helper.make_node("Neg", ["z"], ["n"]),
+        helper.make_node("ReduceSum", ["n", "a"], ["y"]),
+    ]
+    constants = {"s": np.array([0]), "e": np.array([4]), "a": np.array([1])}
+    check(nodes, {"x": x}, constants, expected=[-x.T[:, :4].sum(axis=1, keepdims=True)])
+
+
+def test_tensors_with_an_equal_part_are_put_together_apart() -> None:
+    x, y, zeros = floats(2, 4), floats(2, 4), np.zeros((2, 3), np.float32)
+    nodes = [
+        helper.make_node("Concat", ["c", "x"], ["a"], axis=1),
+        helper.make_node("Concat", ["c", "y"], ["b"], axis=1),
+        helper.make_node("Concat", ["c", "x"], ["d"], axis=1),
+        helper.make_node("Sum", ["a", "b", "d"], ["s"]),
+    ]
+    expected = np.concatenate([3 * zeros, 2 * x + y], axis=1)
+    check(nodes, {"x": x, "y": y}, {"c": zeros}, expected=[expected])
+
+
+def test_a_vector_product_is_a_scalar() -> None:
+    x, y = floats(5), floats(5)
+    nodes = [
+        helper.make_node("MatMul", ["x", "y"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]),
+    ]
+    check(nodes, {"x": x, "y": y}, expected=[np.maximum(np.asarray(x @ y), 0)])
+
+
+def test_attention_of_one_head() -> None:
+    q, k, v = floats(2, 6, 8), floats(2, 6, 8), floats(2, 6, 8)
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "t"], ["s"]),
+        helper.make_node("Mul", ["s", "c"], ["scaled"]),
+        helper.make_node("Softmax", ["scaled"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    check(nodes, {"q": q, "k": k, "v": v}, {"c": np.array(8**-0.5, np.float32)})

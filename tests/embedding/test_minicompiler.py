@@ -43,7 +43,11 @@ def kernels_of(module) -> dict[str, str]:
     ("storage", "quant", "kernel"),
     [
         (i8, QuantAttr.get(i8, 0.02), "mini.gemv_i8"),
-        (i8, QuantAttr.get(i8, np.linspace(0.01, 0.05, 5), [1, -2, 3, 0, 7], axis=1), "mini.gemv_i8"),
+        (
+            i8,
+            QuantAttr.get(i8, np.linspace(0.01, 0.05, 5), [1, -2, 3, 0, 7], axis=1),
+            "mini.gemv_i8",
+        ),
         (ui4, QuantAttr.get(ui4, 0.1, 7), "c.dequant_matmul"),
     ],
     ids=["tensor", "axis", "int4"],

@@ -133,9 +133,7 @@ def _module() -> ModuleOp:
     source = b.empty((7,), f32)
 
     def extract(scalars, elements: list[SSAValue], _: SSAValue) -> SSAValue:
-        index = scalars.insert(
-            arith.IndexCastOp(elements[0], IndexType())
-        ).results[0]
+        index = scalars.insert(arith.IndexCastOp(elements[0], IndexType())).results[0]
         return scalars.insert(tensor.ExtractOp(source, [index], f32)).results[0]
 
     picked = b.generic(

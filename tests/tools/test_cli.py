@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
+from xdsl.parser import Parser
 
 from qfold.dialects import qmm
 from qfold.tools import commands, driver
@@ -19,7 +20,6 @@ from qfold.tools.qfold import main
 from qfold.tools.report_schema import problems_of
 from qfold.tools.weight_text import reading_weights
 from tests.tools.models import inputs, linear_model, reference, save, unsupported_model
-from xdsl.parser import Parser
 
 
 @pytest.fixture
@@ -57,7 +57,13 @@ def test_compile_writes_a_project_that_builds_and_a_report(model: Path, tmp_path
     assert "1 matmuls, 0 convolutions, 1 gathers" in text and str(out) in text
     report = json.loads((out / "report.json").read_text())
     assert problems_of(report) == []
-    assert {p.name for p in out.iterdir()} >= {"network.h", "network.c", "kernels.c", "weights.S", "Makefile"}
+    assert {p.name for p in out.iterdir()} >= {
+        "network.h",
+        "network.c",
+        "kernels.c",
+        "weights.S",
+        "Makefile",
+    }
     subprocess.run(["make", "-s", "-C", str(out), "network"], check=True, capture_output=True)
     shown = subprocess.run([out / "network"], check=True, capture_output=True, text=True).stdout
     assert "y (4x5):" in shown and "g (2x3):" in shown
@@ -75,7 +81,9 @@ def test_quiet_says_nothing(model: Path, tmp_path: Path, capsys):
     assert captured.out == captured.err == ""
 
 
-def test_a_failed_compilation_leaves_an_earlier_output_as_it_was(model: Path, tmp_path: Path, capsys):
+def test_a_failed_compilation_leaves_an_earlier_output_as_it_was(
+    model: Path, tmp_path: Path, capsys
+):
     out = tmp_path / "out"
     assert main(["compile", str(model), "-o", str(out), "-q"]) == 0
     before = snapshot(out)
@@ -108,7 +116,9 @@ def test_a_full_disk_leaves_an_earlier_output_as_it_was(
         Path,
         "open",
         lambda self, mode="r", *a, **k: (
-            Stream(self) if "w" in mode and self.name == "report.json" else real(self, mode, *a, **k)
+            Stream(self)
+            if "w" in mode and self.name == "report.json"
+            else real(self, mode, *a, **k)
         ),
     )
     assert "the disk is full" in fails(capsys, "compile", model, "-o", out)
@@ -274,7 +284,9 @@ def test_verify_catches_a_kernel_that_computes_wrongly(
         source = files["kernels.c"].decode()
         head, body = source.split("void dequant_matmul_f32_i8", 1)
         assert "scale[" in body
-        files["kernels.c"] = (head + "void dequant_matmul_f32_i8" + body.replace("scale[", "1.001f * scale[")).encode()
+        files["kernels.c"] = (
+            head + "void dequant_matmul_f32_i8" + body.replace("scale[", "1.001f * scale[")
+        ).encode()
         return files
 
     monkeypatch.setattr(backend, "emit", wrong)

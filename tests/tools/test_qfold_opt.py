@@ -190,7 +190,11 @@ def test_no_name_clashes_with_xdsl():
         (QFOLD_UNIVERSE.all_frontends, names.all_frontends),
     ):
         assert own or not set(ours) & set(theirs)
-    for factories in (QFOLD_UNIVERSE.all_passes, QFOLD_UNIVERSE.all_targets, QFOLD_UNIVERSE.all_frontends):
+    for factories in (
+        QFOLD_UNIVERSE.all_passes,
+        QFOLD_UNIVERSE.all_targets,
+        QFOLD_UNIVERSE.all_frontends,
+    ):
         for name, factory in factories.items():
             assert factory().name == name
     for name, factory in QFOLD_UNIVERSE.all_dialects.items():

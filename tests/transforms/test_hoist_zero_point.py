@@ -91,14 +91,19 @@ def test_middle_of_an_unsigned_type_is_centred(unsigned, signed, shape, granular
     assert after.weight.raw == WeightAttr.from_array(expected, signed).raw
 
 
-@pytest.mark.parametrize("zero", ["low", "high", "mixed"])
-def test_other_unsigned_zero_points_are_not_centred(zero):
+@pytest.mark.parametrize(("zero", "signed"), [("low", False), ("high", True), ("mixed", None)])
+def test_unsigned_weights_are_read_in_the_form_with_the_smaller_zero_points(zero, signed):
+    """255 is 127 away from the middle of ui8; 0 is better left where it is."""
     made = module(
         lambda node, x: dequant_matmul(node, x, ui8, (6, 4), "axis", 1, zero=zero), (2, 6)
     )
+    zeros = only(made, qmm.DequantMatmulOp).quant.zero_points
     check(made, HOIST)
     op = only(made, qmm.DequantMatmulOp)
-    assert op.quant.storage == ui8
+    if signed is None:
+        signed = np.abs(zeros - 128).sum() < zeros.sum()
+    assert op.quant.storage == (i8 if signed else ui8)
+    assert np.array_equal(op.quant.zero_points, zeros - 128 if signed else zeros)
     assert names(made)["qmm.row_sum"] == (0 if zero == "low" else 1)
 
 
@@ -107,12 +112,13 @@ def test_bytes_that_another_reader_wants_as_they_are_stay():
 
     def build(node: Node, x: SSAValue) -> list[SSAValue]:
         a = dequant_matmul(node, x, ui8, (6, 4), "tensor", zero="middle")
-        b = dequant_matmul(node, x, ui8, (6, 4), "tensor", zero="high")
+        b = dequant_matmul(node, x, ui8, (6, 4), "tensor", zero="low")
         return [a, b]
 
     made = check(module(build, (2, 6)), HOIST)
     weights = {op.weight.sha256 for op in ops(made) if isinstance(op, qmm.DequantMatmulOp)}
     assert len(weights) == 1 and names(made)["qmm.row_sum"] == 1
+    assert {op.quant.storage for op in ops(made) if isinstance(op, qmm.DequantMatmulOp)} == {ui8}
 
 
 def test_a_dequantise_that_stays_is_centred_along():

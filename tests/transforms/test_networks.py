@@ -61,8 +61,10 @@ def test_real_int8_transformer(minilm_path: Path):
     assert all(op.epilogue is not None for op in matmuls)
     for op in made.walk():
         if isinstance(op, qmm.ConstantOp) and is_float(op.value.element_type):
-            assert op.value.nbytes <= 4 * 1536 or bit_width(op.value.element_type) < 32 or (
-                op.value.shape == (30522,)
+            assert (
+                op.value.nbytes <= 4 * 1536
+                or bit_width(op.value.element_type) < 32
+                or (op.value.shape == (30522,))
             ), op.value.type
     wide = TensorType(f32, (1, 16, 384))
     passes = [

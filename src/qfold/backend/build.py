@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,7 +90,7 @@ def compile_directory(
     source, out = Path(directory).absolute(), Path(output).absolute()
     compiler = find_compiler(target, cc)
     flags = [*target.toolchain.flags]
-    if native:
+    if native and _takes_native(compiler):
         flags.append("-march=native")
     if trace:
         flags.append("-DQFOLD_TRACE")
@@ -112,6 +113,16 @@ def compile_directory(
             source,
         )  # fmt: skip
     return Built(binary, source, compiler, trace, tuple(objects))
+
+
+@cache
+def _takes_native(compiler: Compiler) -> bool:
+    """Whether the compiler knows `-march=native` for its target."""
+    command = [*compiler.command, "-march=native", "-fsyntax-only", "-x", "c", os.devnull]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_TIMEOUT).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _run(command: Sequence[str], directory: Path) -> None:

@@ -91,9 +91,7 @@ def load_npz(path: Path) -> dict[str, Array]:
         with loaded:
             return {key: np.asarray(loaded[key]) for key in loaded.files}
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ToolError(
-            f"{path} does not read as an .npz file of plain arrays: {error}"
-        ) from error
+        raise ToolError(f"{path} does not read as an .npz file of plain arrays: {error}") from error
 
 
 def save_npz(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -186,7 +184,9 @@ def _index_limit(argument: SSAValue) -> int | None:
                 limits.append(op.weight.shape[0])
             elif isinstance(op, tensor.ExtractOp):
                 pass
-            elif isinstance(op, tensor.CollapseShapeOp | tensor.ExpandShapeOp | tensor.ExtractSliceOp):
+            elif isinstance(
+                op, tensor.CollapseShapeOp | tensor.ExpandShapeOp | tensor.ExtractSliceOp
+            ):
                 pending.extend(op.results)
             else:
                 limits.extend(_extracted_from(op, use.index, pending))
@@ -215,8 +215,8 @@ def _extracted_from(op: Any, operand: int, pending: list[SSAValue]) -> Iterator[
 def random_inputs(module: ModuleOp, seed: int = 0) -> dict[str, Array]:
     """Inputs for a tensor-level module, the same for the same seed.
 
-    Floats are standard normal. Integers that index a table stay within it. Other integers of up to 16 bits take their whole range;
-    wider ones are masks and counts more often than not: 0 or 1, with a 1 first along the last dimension.
+    Floats are standard normal. Integers that index a table stay within it. Other integers of up to 16 bits take their whole
+    range; wider ones are masks and counts more often than not: 0 or 1, with a 1 first along the last dimension.
     """
     generator = np.random.default_rng(seed)
     arguments: Sequence[BlockArgument] = main_function(module).body.block.args

@@ -99,7 +99,9 @@ def check_kernels(kernels: Sequence[Kernel], target: Target) -> AuditResult:
     )
 
 
-def _check_calls(calls: Sequence[KernelRecord], network: ObjectFile, kernels: ObjectFile) -> AuditResult:
+def _check_calls(
+    calls: Sequence[KernelRecord], network: ObjectFile, kernels: ObjectFile
+) -> AuditResult:
     expected = [c.symbol for c in calls]
     found = [name for name in network.calls(ENTRY) if name not in ALLOWED_UNDEFINED]
     problems = [
@@ -112,7 +114,9 @@ def _check_calls(calls: Sequence[KernelRecord], network: ObjectFile, kernels: Ob
         if defined is None or not defined.is_function:
             problems.append(f"{kernels.path.name} does not define the function {symbol}")
     extra = [
-        s.name for s in kernels.defined.values() if s.is_function and s.is_global and s.name not in expected
+        s.name
+        for s in kernels.defined.values()
+        if s.is_function and s.is_global and s.name not in expected
     ]
     problems += [f"{kernels.path.name} holds {name}, which nothing calls" for name in extra]
     return AuditResult(
@@ -153,10 +157,14 @@ def _check_weights(constants: Mapping[str, WeightAttr], weights: ObjectFile) -> 
         # An empty array takes a byte, for C has none.
         if defined.size != max(1, weight.nbytes):
             problems.append(f"{symbol} has {defined.size} bytes, its content {weight.nbytes}")
-        elif weight.nbytes and hashlib.sha256(weights.contents(symbol)).hexdigest() != weight.sha256:
+        elif (
+            weight.nbytes and hashlib.sha256(weights.contents(symbol)).hexdigest() != weight.sha256
+        ):
             problems.append(f"{symbol} does not hold the bytes of its sha256")
     return AuditResult(
-        "constants hold the bytes of the model", tuple(problems), f"{len(constants)} constants, {total:,} bytes"
+        "constants hold the bytes of the model",
+        tuple(problems),
+        f"{len(constants)} constants, {total:,} bytes",
     )
 
 
@@ -173,7 +181,9 @@ def _check_float_copies(
         if w.sha256 in copies
     ]
     data = [s for s in weights.defined.values() if s.is_object and s.name not in constants]
-    problems += [f"{weights.path.name} holds {s.name}, which is no constant of the model" for s in data]
+    problems += [
+        f"{weights.path.name} holds {s.name}, which is no constant of the model" for s in data
+    ]
     smallest = min((4 * w.nbytes for w, _ in quantized), default=0)
     for other in others:
         problems += [

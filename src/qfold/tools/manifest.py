@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from xdsl.dialects.linalg import ops as linalg
 from xdsl.dialects.builtin import MemRefType, ModuleOp
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Operation
 
 from qfold.backend.c.kernels import parameters

@@ -21,7 +21,9 @@ from qfold.tools.terminal import Terminal
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     noise = parser.add_mutually_exclusive_group()
-    noise.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors and results")
+    noise.add_argument(
+        "-q", "--quiet", action="store_true", help="print nothing but errors and results"
+    )
     noise.add_argument("-v", "--verbose", action="store_true", help="print more, and tracebacks")
 
 
@@ -45,7 +47,9 @@ def _add_compile_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--target", default="host", choices=list(TARGETS), help="default: host")
     parser.add_argument(
-        "--no-fuse", action="store_true", help="dequantise weights at run time, in a pass of their own"
+        "--no-fuse",
+        action="store_true",
+        help="dequantise weights at run time, in a pass of their own",
     )
     parser.add_argument(
         "--no-hoist", action="store_true", help="subtract zero points inside of the loops"
@@ -64,7 +68,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     verb = verbs.add_parser("import", help="print a model as MLIR, at the tensor level")
     verb.add_argument("model", type=Path)
-    verb.add_argument("-o", "--output", type=Path, help="the file to write (default: standard output)")
+    verb.add_argument(
+        "-o", "--output", type=Path, help="the file to write (default: standard output)"
+    )
     verb.add_argument(
         "--weights-out",
         type=Path,

@@ -141,7 +141,11 @@ def tensor_facts(module: ModuleOp) -> TensorFacts:
             reason = op.attributes.get(REASON)
             if isinstance(reason, StringAttr) and reason.data not in node.reasons:
                 node.reasons.append(reason.data)
-    kinds = {"matmul": qmm.DequantMatmulOp, "conv": qmm.DequantConvOp, "gather": qmm.DequantGatherOp}
+    kinds = {
+        "matmul": qmm.DequantMatmulOp,
+        "conv": qmm.DequantConvOp,
+        "gather": qmm.DequantGatherOp,
+    }
     return TensorFacts(
         nodes,
         sum(1 for _ in main.body.block.ops),
@@ -163,7 +167,9 @@ def _status(facts: NodeFacts, calls: Sequence[KernelRecord]) -> str:
 
 
 def _weights_of(calls: Sequence[KernelRecord]) -> list[str]:
-    return list(dict.fromkeys(o.constant for c in calls for o in c.operands if o.constant is not None))
+    return list(
+        dict.fromkeys(o.constant for c in calls for o in c.operands if o.constant is not None)
+    )
 
 
 def build_report(inputs: ReportInputs) -> Report:
@@ -243,7 +249,10 @@ def build_report(inputs: ReportInputs) -> Report:
                 and weight.element_type in STORAGE_TYPES,
                 "users": list(
                     dict.fromkeys(
-                        n for c in calls if any(o.constant == symbol for o in c.operands) for n in c.nodes
+                        n
+                        for c in calls
+                        if any(o.constant == symbol for o in c.operands)
+                        for n in c.nodes
                     )
                 ),
             }

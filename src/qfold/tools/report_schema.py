@@ -164,11 +164,15 @@ def problems_of(report: Any) -> list[str]:
         if not set(node["dispatches"]) <= set(ordinals) or not set(node["kernels"]) <= symbols:
             found.append(f"node {node['name']!r} names a dispatch or kernel that does not exist")
         if (node["status"] == "not_fused") != bool(node["reasons"]):
-            found.append(f"node {node['name']!r} is {node['status']} with reasons {node['reasons']}")
+            found.append(
+                f"node {node['name']!r} is {node['status']} with reasons {node['reasons']}"
+            )
     for dispatch in report["dispatches"]:
         for operand in dispatch["operands"]:
             if operand["constant"] is not None and operand["constant"] not in constants:
-                found.append(f"dispatch {dispatch['ordinal']} reads an unknown {operand['constant']!r}")
+                found.append(
+                    f"dispatch {dispatch['ordinal']} reads an unknown {operand['constant']!r}"
+                )
     totals = report["totals"]
     for total, entries, key in (
         ("macs", "dispatches", "macs"),

@@ -67,11 +67,12 @@ def may_fold(op: Operation, limit: int) -> bool:
         # Of nothing but destinations: that is an iota, or no constant at all.
         if any(isinstance(v.owner, tensor.EmptyOp) for v in op.inputs):
             return False
+        body = op.body.block
         outside = [
             v
-            for inner in op.body.block.ops
+            for inner in body.ops
             for v in inner.operands
-            if isinstance(v.owner, Operation) and v.owner.parent is not op.body.block
+            if (v.owner.parent if isinstance(v.owner, Operation) else v.owner) is not body
         ]
         if not all(_known(v) for v in outside if _is_tensor(v)):
             return False

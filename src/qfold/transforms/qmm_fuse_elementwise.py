@@ -163,6 +163,8 @@ def _step(op: linalg.GenericOp) -> list[Operation] | None:
 def fuse_into(op: linalg.GenericOp) -> bool:
     """Fuse all that can be into `op`, which comes to stand for what was fused; whether anything was."""
     changed = inline_single_values(op)
+    # An input that is read twice must not bring its producer in twice.
+    tidy_inputs(op)
     while (fused := _step(op)) is not None:
         changed = True
         add_location(op, *fused)
@@ -172,8 +174,6 @@ def fuse_into(op: linalg.GenericOp) -> bool:
         # Dead views would count as readers of what they look at.
         erase_dead(fused)
         inline_single_values(op)
-    if changed:
-        tidy_inputs(op)
     return changed
 
 

@@ -268,7 +268,9 @@ class ScalarPrinter:
         if isinstance(op, arith.CmpiOp):
             predicate = op.predicate.value.data
             if predicate >= 6 or _is_bool(type_):
-                operands = [self._unsigned(v, x) for v, x in zip(op.operands, operands, strict=True)]
+                operands = [
+                    self._unsigned(v, x) for v, x in zip(op.operands, operands, strict=True)
+                ]
             if _is_bool(type_) and 2 <= predicate < 6:
                 operands.reverse()  # signed, true is -1
             return f"{operands[0]} {_CMPI[predicate]} {operands[1]}"
