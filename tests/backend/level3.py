@@ -29,7 +29,7 @@ from qfold.ir.locations import name_location
 Array = npt.NDArray[Any]
 SANITIZED = {
     "native": False,
-    "extra_cflags": ["-O1", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "extra_cflags": ["-O0", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 """Options of a build that stops at undefined behaviour and at any access outside of a buffer (each has memory of its own)."""
 SPACE = 2

@@ -1,63 +1,27 @@
-"""The node cases that the importer passes, once more as compiled C.
+"""The node cases that the importer passes, once more as compiled C, and as what upstream MLIR takes.
 
-Cases of one opset go into one network, side by side: so each network is also a test of the memory plan and of names, and there
-are tens of compilations instead of hundreds. The function bodies of operators that have an importer are left out: they make
-the same kernels.
+Cases of one opset go into one network, side by side: so each network is also a test of the memory plan and of names. The
+function bodies of operators that have an importer are left out: they make the same kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import onnx
 import pytest
-from onnx import GraphProto, ModelProto, compose, helper
+from xdsl.context import Context
 
 from qfold.backend.run import build_module
 from qfold.frontend.module import import_model
 from qfold.tools.driver import Options, lower
-from tests.conformance.cases import ROUNDED_REFERENCES, Case, collect, difference
+from qfold.transforms import get_all_passes
+from tests.conformance.batches import batches, side_by_side
+from tests.conformance.cases import ROUNDED_REFERENCES, Case, difference
 from tests.conformance.regenerate import load
+from tests.transforms.test_convert_qmm_to_linalg import accept, mlir_opt
 
-BATCH = 64
-"""Most cases in one network."""
-
-
-def _label(opsets: tuple[tuple[str, int], ...]) -> str:
-    return "+".join(f"{domain or 'opset'}{version}" for domain, version in opsets)
-
-
-@cache
-def batches() -> dict[str, list[Case]]:
-    """Name -> cases that are compiled together."""
-    by_opset: dict[tuple[tuple[str, int], ...], list[Case]] = {}
-    expected = load()[1]
-    for operator, cases in collect().items():
-        for case in cases:
-            if isinstance(case, tuple) or case.name not in expected[operator]["passed"]:
-                continue
-            if "_expanded" in case.name:
-                continue
-            key = tuple(sorted((o.domain, o.version) for o in case.model.opset_import))
-            by_opset.setdefault(key, []).append(case)
-    return {
-        f"{_label(key)}-{start // BATCH}": cases[start : start + BATCH]
-        for key, cases in sorted(by_opset.items())
-        for start in range(0, len(cases), BATCH)
-    }
-
-
-def side_by_side(cases: list[Case]) -> ModelProto:
-    """One model of all the cases' graphs."""
-    graph = GraphProto(name="cases")
-    for index, case in enumerate(cases):
-        part = compose.add_prefix_graph(case.model.graph, f"c{index}_")
-        graph.node.extend(part.node)
-        graph.input.extend(part.input)
-        graph.output.extend(part.output)
-        graph.initializer.extend(part.initializer)
-    return helper.make_model(graph, opset_imports=cases[0].model.opset_import, ir_version=10)
+__all__ = ["mlir_opt"]  # a fixture
 
 
 def failures(cases: list[Case]) -> Iterator[tuple[str, str]]:
@@ -92,3 +56,11 @@ def test_most_cases_are_compiled() -> None:
 @pytest.mark.parametrize("batch", batches())
 def test_compiled_outputs(batch: str) -> None:
     assert dict(failures(batches()[batch])) == {}
+
+
+@pytest.mark.parametrize("batch", batches())
+def test_upstream_takes_what_leaves_by_the_portable_exit(batch: str, mlir_opt: str) -> None:  # noqa: F811
+    module = import_model(side_by_side(batches()[batch]), name="cases")
+    for name in ("qmm-canonicalize", "convert-qmm-to-linalg"):
+        get_all_passes()[name]()().apply(Context(), module)
+    accept(mlir_opt, module, "-o", "/dev/null")

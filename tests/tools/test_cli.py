@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from xdsl.parser import Parser
 
 from qfold.dialects import qmm
@@ -261,6 +261,27 @@ def test_verify(model: Path, npz: Path, tmp_path: Path, capsys):
 @pytest.mark.parametrize("flags", [["--no-fuse"], ["--no-hoist"]])
 def test_verify_the_other_forms(model: Path, npz: Path, flags: list[str]):
     assert main(["verify", str(model), "--inputs", str(npz), *flags]) == 0
+
+
+def test_verify_integer_outputs(tmp_path: Path, capsys):
+    """Rounded from floats: within 1; a copy of an input: exact."""
+    model = linear_model()
+    del model.graph.node[5], model.graph.node[4], model.graph.output[1]
+    model.graph.node.extend(
+        [
+            helper.make_node("QuantizeLinear", ["y", "ts", "tz"], ["q"], "quantize"),
+            helper.make_node("Identity", ["ids"], ["same"], "same"),
+        ]
+    )
+    model.graph.output.extend(
+        [
+            helper.make_tensor_value_info("q", TensorProto.UINT8, [4, 5]),
+            helper.make_tensor_value_info("same", TensorProto.INT64, [2]),
+        ]
+    )
+    assert main(["verify", str(save(model, tmp_path)), "--json"]) == 0
+    bounds = {o["name"]: o["bound"] for o in json.loads(capsys.readouterr().out)["outputs"]}
+    assert bounds["same"] == 0 and bounds["q"] <= 1
 
 
 def test_verify_fails_on_a_wrong_golden(model: Path, npz: Path, tmp_path: Path, capsys):

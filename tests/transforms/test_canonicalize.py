@@ -163,6 +163,21 @@ def test_requantised_constants_are_integers():
     assert names(made)["qmm.quantize"] == 1 and names(made)["qmm.dequantize"] == 1
 
 
+def test_a_scale_that_overflows_does_not_cancel():
+    quant = qmm.QuantAttr.get(i8, 3e38)
+
+    def build(node: Node, x: SSAValue) -> SSAValue:
+        real = node("DQ").insert(qmm.DequantizeOp(x, quant)).result
+        return node("Q").insert(qmm.QuantizeOp(real, quant)).result
+
+    made = module(build, (4,), types=[i8])
+    x = np.asarray([1, 2, -3, 0], np.int8)
+    (before,) = run(made, [x])
+    apply(made, CANONICALIZE)
+    assert np.array_equal(np.asarray(before), np.asarray(run(made, [x])[0]))
+    assert names(made)["qmm.quantize"] == 1
+
+
 def test_quantised_float_constant():
     values = np.asarray([[0.5, -1, 2], [np.nan, np.inf, -0.25]], np.float32)
     quant = qmm.QuantAttr.get(i8, 0.5, 3)

@@ -18,7 +18,7 @@ from qfold.interpreters import run
 from qfold.ir.locations import node_names
 from tests.networks.builders import convnet, mlp, transformer
 from tests.networks.weight_only import Scheme, quantize_weights
-from tests.transforms.graphs import TENSOR_LEVEL, apply, assert_same, check, inputs_for, names, ops
+from tests.transforms.graphs import TENSOR_LEVEL, apply, assert_same, check, names, ops
 
 SCHEMES = [
     Scheme(),

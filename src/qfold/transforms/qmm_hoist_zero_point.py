@@ -96,8 +96,15 @@ class _Centring:
     def _weight(self, weight: WeightAttr) -> WeightAttr:
         key = (weight.sha256, weight.type)
         if key not in self.flipped:
-            same = next((w for k, w in self.flipped.items() if k[0] == key[0]), None)
             # One content in several shapes flips once: the bytes are shared.
+            same = next(
+                (
+                    flipped
+                    for (sha256, type_), flipped in self.flipped.items()
+                    if sha256 == weight.sha256 and type_.element_type == weight.element_type
+                ),
+                None,
+            )
             flipped = centred_weight(weight) if same is None else same.with_shape(weight.shape)
             self.flipped[key] = flipped
         return self.flipped[key]
@@ -175,8 +182,8 @@ class QmmHoistZeroPointPass(ModulePass):
     """Hoist the zero points of `dequant_matmul` and `dequant_conv`.
 
     Unsigned weights whose zero points lie about the middle of the range become signed ones first, when all readers of the bytes
-    agree: ui8 with 128 is i8 with 0. Zero points that are not 0 then multiply a `qmm.row_sum` or `qmm.window_sum` of the activation, which contractions
-    of the same activation share.
+    agree: ui8 with 128 is i8 with 0. Zero points that are not 0 then multiply a `qmm.row_sum` or `qmm.window_sum` of the
+    activation, which contractions of the same activation share.
     """
 
     name = "qmm-hoist-zero-point"

@@ -122,7 +122,9 @@ class FoldQuantize(RewritePattern):
             return
         source = op.x.owner
         if isinstance(source, qmm.DequantizeOp) and source.quant is not None:
-            if source.quant == op.quant:
+            scales = op.quant.scales
+            # Far from where f32 over- or underflows.
+            if source.quant == op.quant and np.all((scales > 1e-30) & (scales < 1e30)):
                 replace_op(rewriter, op, [], [source.q])
                 return
             integers = constant_array(source.q)
