@@ -21,5 +21,4 @@ func.func @main(%x: tensor<2x4xf32> {qmm.name = "x"}) -> (tensor<2x3xf32> {qmm.n
 // C:          int net_run(net_t *net, const net_in_t *in, net_out_t *out);
 // C:          // ---- kernels.c ----
 // C:          void dequant_matmul_f32_i8_kn_tensor_2x4x3(
-// C-SAME:     {{$|const float}}
 // C:          const int8_t *restrict w

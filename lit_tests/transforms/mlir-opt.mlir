@@ -4,7 +4,7 @@
 // Upstream takes what we hand over, down to loops on the integers as they are stored.
 func.func @matmul(%a: tensor<4x3xf32>) -> tensor<4x2xf32> {
   %w = qmm.constant #qmm.weight<"0x010203040506" : tensor<3x2xui8>>
-  %d = qmm.dequantize %w {quant = #qmm.quant<ui8, scale = [0.5, 1.0], zero_point = [1, 200], axis = 1>} : (tensor<3x2xui8>) -> tensor<3x2xf32>
+  %d = qmm.dequantize %w {quant = #qmm.quant<ui8, scale = [0.5, 1.0], zero_point = [1, 20], axis = 1>} : (tensor<3x2xui8>) -> tensor<3x2xf32>
   %y = qmm.matmul %a, %d : (tensor<4x3xf32>, tensor<3x2xf32>) -> tensor<4x2xf32>
   func.return %y : tensor<4x2xf32>
 }

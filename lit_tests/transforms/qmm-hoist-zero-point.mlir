@@ -66,3 +66,17 @@ func.func @conv(%x: tensor<1x1x3x3xf32>) -> tensor<1x1x3x3xf32> {
 // CHECK-NEXT:   %[[Vy:\w+]] = qmm.dequant_conv %[[Vx]] window_sum(%[[V0]]) {weight = #qmm.weight<"0x01020304" : tensor<1x1x2x2xi8>>, quant = #qmm.quant<i8, scale = 5.0e-01, zero_point = 1>, strides = array<i64: 1, 1>, pads = array<i64: 1, 1, 0, 0>, dilations = array<i64: 1, 1>, groups = 1 : i64, hoisted} : (tensor<1x1x3x3xf32>, tensor<1x1x3x3xf32>) -> tensor<1x1x3x3xf32>
 // CHECK-NEXT:   func.return %[[Vy]] : tensor<1x1x3x3xf32>
 // CHECK-NEXT: }
+
+// -----
+
+// Nearer to the middle than to 0: read as signed, and corrected by what is left.
+func.func @nearly_centred(%a: tensor<4x2xf32>) -> tensor<4x1xf32> {
+  %0 = qmm.dequant_matmul %a {weight = #qmm.weight<"0x0080" : tensor<2x1xui8>>, quant = #qmm.quant<ui8, scale = 0.5, zero_point = 130>} : (tensor<4x2xf32>) -> tensor<4x1xf32>
+  func.return %0 : tensor<4x1xf32>
+}
+
+// CHECK:      func.func @nearly_centred(%[[Va:\w+]]: tensor<4x2xf32>) -> tensor<4x1xf32> {
+// CHECK-NEXT:   %[[V0:\w+]] = qmm.row_sum %[[Va]] : (tensor<4x2xf32>) -> tensor<4xf32>
+// CHECK-NEXT:   %[[V1:\w+]] = qmm.dequant_matmul %[[Va]] row_sum(%[[V0]]) {weight = #qmm.weight<"0x8000" : tensor<2x1xi8>>, quant = #qmm.quant<i8, scale = 5.0e-01, zero_point = 2>, hoisted} : (tensor<4x2xf32>, tensor<4xf32>) -> tensor<4x1xf32>
+// CHECK-NEXT:   func.return %[[V1]] : tensor<4x1xf32>
+// CHECK-NEXT: }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xdsl.parser import Parser
 
 from qfold.backend.build import BuildError, find_compiler
 from qfold.backend.c.emit import emit, emit_texts
@@ -17,7 +18,8 @@ from qfold.backend.c.program import NotLevel3
 from qfold.backend.files import write_directory
 from qfold.backend.run import RunError, build, build_module
 from qfold.targets import HOST
-from tests.backend.networks import POISON, SCALE, WEIGHT, small_network, small_reference
+from tests.backend.level3 import SANITIZED
+from tests.backend.networks import POISON, SCALE, WEIGHT, context, small_network, small_reference
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror"]
@@ -206,10 +208,7 @@ def test_trace_finds_a_call_of_another_kernel(project: Path) -> None:
 
 
 def test_sanitizers_find_nothing() -> None:
-    flags = ["-O1", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    found = build_module(small_network(), extra_cflags=flags, native=False).run({"x/in:0": X})[
-        "int"
-    ]
+    found = build_module(small_network(), **SANITIZED).run({"x/in:0": X})["int"]
     assert np.allclose(found, small_reference(X), rtol=1e-5, atol=1e-4)
 
 
@@ -367,3 +366,58 @@ def test_a_compiler_error_is_shown(project: Path) -> None:
     edit(project / "kernels.c", "float acc", "flot acc")
     with pytest.raises(BuildError, match="unknown type name"):
         build(project, small_network())
+
+
+RESIDUAL = """
+builtin.module attributes {qmm.target = "host"} {
+  func.func private @copy_in(%x: memref<5x40xf32, 2 : i64>, %y: memref<5x40xf32, 2 : i64>) attributes {qmm.kernel = "c.loops"} {
+    "memref.copy"(%x, %y) : (memref<5x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>) -> ()
+    func.return
+  }
+  func.func private @residual(%a: memref<5x3xf32, 2 : i64>, %b: memref<3x40xf32, 2 : i64>, %y: memref<5x40xf32, 2 : i64>)
+      attributes {qmm.kernel = "c.matmul"} {
+    qkernel.matmul %a, %b epilogue(%y) outs(%y) maps [affine_map<(d0, d1) -> (d0, d1)>]
+        : (memref<5x3xf32, 2 : i64>, memref<3x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>) -> () {
+    ^bb0(%acc: f32, %old: f32):
+      %s = arith.addf %acc, %old : f32
+      qmm.yield %s : f32
+    }
+    func.return
+  }
+  func.func @main(%arena: memref<800xi8, 2 : i64> {qmm.role = "arena"},
+      %x: memref<5x40xf32, 2 : i64> {qmm.name = "x", qmm.role = "input"},
+      %a: memref<5x3xf32, 2 : i64> {qmm.name = "a", qmm.role = "input"},
+      %b: memref<3x40xf32, 2 : i64> {qmm.name = "b", qmm.role = "input"},
+      %y: memref<5x40xf32, 2 : i64> {qmm.name = "y", qmm.role = "output"}) {
+    %c0 = arith.constant 0 : index
+    %t = "memref.view"(%arena, %c0) : (memref<800xi8, 2 : i64>, index) -> memref<5x40xf32, 2 : i64>
+    func.call @copy_in(%x, %t) : (memref<5x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>) -> ()
+    func.call @residual(%a, %b, %t) : (memref<5x3xf32, 2 : i64>, memref<3x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>) -> ()
+    func.call @residual(%a, %b, %t) : (memref<5x3xf32, 2 : i64>, memref<3x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>) -> ()
+    func.call @copy_in(%t, %y) : (memref<5x40xf32, 2 : i64>, memref<5x40xf32, 2 : i64>) -> ()
+    func.return
+  }
+}
+"""
+
+
+def test_a_residual_in_place_is_added_once_per_call() -> None:
+    module = Parser(context(), RESIDUAL).parse_module()
+    module.verify()
+    rng = np.random.default_rng(1)
+    shapes = {"x": (5, 40), "a": (5, 3), "b": (3, 40)}
+    values = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    executable = build_module(module, trace=True)
+    expected = values["x"] + 2 * (values["a"].astype(np.float64) @ values["b"])
+    assert np.allclose(executable.run(values)["y"], expected, rtol=1e-5, atol=1e-5)
+    traced = executable.run_traced(values)
+    assert np.array_equal(traced[1].before[2], values["x"])
+    assert np.array_equal(traced[2].before[2], traced[1].after[2])
+
+
+def test_operands_that_overlap_are_not_restrict() -> None:
+    header = emit_texts(Parser(context(), RESIDUAL).parse_module())["kernels.h"]
+    assert "void copy_in(const float *restrict x, float *restrict y);" in header
+    text = RESIDUAL.replace("call @copy_in(%t, %y)", "call @copy_in(%t, %t)")
+    header = emit_texts(Parser(context(), text).parse_module())["kernels.h"]
+    assert "void copy_in(const float *x, float *y);" in header

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from onnx import GraphProto, ModelProto, compose, helper
 
-from tests.conformance.cases import Case, collect
+from qfold.backend.run import build_module
+from qfold.frontend.module import import_model
+from qfold.tools.driver import Options, lower
+from tests.conformance.cases import ROUNDED_REFERENCES, Case, collect, difference
 from tests.conformance.regenerate import load
 
 BATCH = 64
@@ -47,3 +51,23 @@ def side_by_side(cases: list[Case]) -> ModelProto:
         graph.output.extend(part.output)
         graph.initializer.extend(part.initializer)
     return helper.make_model(graph, opset_imports=cases[0].model.opset_import, ir_version=10)
+
+
+def compiled_failures(cases: list[Case]) -> Iterator[tuple[str, str]]:
+    """(case, how its compiled outputs differ) for those that do."""
+    module = import_model(side_by_side(cases), name="cases")
+    lower(module, Options())
+    # The code is what is tested here, not what the optimiser makes of it.
+    network = build_module(module, extra_cflags=("-O1",))
+    try:
+        values = [array for case in cases for array in case.inputs]
+        outputs = iter(network.run(dict(zip(network.inputs, values, strict=True))).values())
+        for case in cases:
+            for expected in case.outputs:
+                rounded = ROUNDED_REFERENCES.get(case.name, 0.0)
+                found = difference(next(outputs), expected, rounded)
+                if found is not None:
+                    yield case.name, found
+        assert next(outputs, None) is None
+    finally:
+        network.close()

@@ -6,42 +6,17 @@ function bodies of operators that have an importer are left out: they make the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 import pytest
 from xdsl.context import Context
 
-from qfold.backend.run import build_module
 from qfold.frontend.module import import_model
-from qfold.tools.driver import Options, lower
 from qfold.transforms import get_all_passes
-from tests.conformance.batches import batches, side_by_side
-from tests.conformance.cases import ROUNDED_REFERENCES, Case, difference
+from tests.conformance.batches import batches, compiled_failures, side_by_side
 from tests.conformance.regenerate import load
 from tests.transforms.test_convert_qmm_to_linalg import accept, mlir_opt
 
 __all__ = ["mlir_opt"]  # a fixture
-
-
-def failures(cases: list[Case]) -> Iterator[tuple[str, str]]:
-    """(case, how its compiled outputs differ) for those that do."""
-    module = import_model(side_by_side(cases), name="cases")
-    lower(module, Options())
-    # The code is what is tested here, not what the optimiser makes of it.
-    network = build_module(module, extra_cflags=("-O1",))
-    try:
-        values = [array for case in cases for array in case.inputs]
-        outputs = iter(network.run(dict(zip(network.inputs, values, strict=True))).values())
-        for case in cases:
-            for expected in case.outputs:
-                rounded = ROUNDED_REFERENCES.get(case.name, 0.0)
-                found = difference(next(outputs), expected, rounded)
-                if found is not None:
-                    yield case.name, found
-        assert next(outputs, None) is None
-    finally:
-        network.close()
 
 
 def test_most_cases_are_compiled() -> None:
@@ -55,11 +30,11 @@ def test_most_cases_are_compiled() -> None:
 
 @pytest.mark.parametrize("batch", batches())
 def test_compiled_outputs(batch: str) -> None:
-    assert dict(failures(batches()[batch])) == {}
+    assert dict(compiled_failures(batches()[batch])) == {}
 
 
 @pytest.mark.parametrize("batch", batches())
-def test_upstream_takes_what_leaves_by_the_portable_exit(batch: str, mlir_opt: str) -> None:  # noqa: F811
+def test_upstream_takes_what_leaves_by_the_portable_exit(batch: str, mlir_opt: str) -> None:
     module = import_model(side_by_side(batches()[batch]), name="cases")
     for name in ("qmm-canonicalize", "convert-qmm-to-linalg"):
         get_all_passes()[name]()().apply(Context(), module)

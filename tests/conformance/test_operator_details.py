@@ -21,10 +21,15 @@ from qfold.frontend.errors import FrontendError
 from qfold.frontend.module import import_model
 from qfold.interpreters import run
 from qfold.tools.driver import Options, lower
-from tests.conformance.cases import difference
+from tests.conformance.batches import compiled_failures
+from tests.conformance.cases import Case, difference
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)
+
+
+CHECKED: list[Case] = []
+"""What `check` saw, for the compilation at the end."""
 
 
 def model_of(
@@ -75,6 +80,7 @@ def check(
         for have, want in zip(actual, expected, strict=True):
             assert isinstance(have, np.ndarray)
             assert difference(have, want) is None
+    CHECKED.append(Case(nodes[-1].op_type, "", model, list(inputs.values()), list(expected)))
     return module
 
 
@@ -227,14 +233,16 @@ def test_integer_reductions(operator: str, dtype: str) -> None:
     check(node, {"x": x}, {"axes": np.array([1])}, expected=[expected])
 
 
-@pytest.mark.parametrize("source", ["bool", "int8", "uint8", "int32", "uint32", "int64", "float32"])
+@pytest.mark.parametrize(
+    "source", ["bool", "int8", "uint8", "int32", "uint32", "int64", "float32", "float64"]
+)
 @pytest.mark.parametrize(
     "target", ["bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64"]
 )
 def test_cast_of_values_in_range(source: str, target: str) -> None:
     x = np.array([0, 1, 2, 100, 127], source)
-    if source == "float32":
-        x = np.array([0, 0.5, 1.75, 100.99, 127], np.float32)
+    if source.startswith("float"):
+        x = np.array([0, 0.5, 1.75, 100.99, 127], source)
     to = helper.np_dtype_to_tensor_dtype(np.dtype(target))
     node = helper.make_node("Cast", ["x"], ["y"], to=to)
     check(node, {"x": x}, expected=[x.astype(target)])
@@ -582,3 +590,13 @@ def test_attention_of_one_head() -> None:
         helper.make_node("MatMul", ["p", "v"], ["y"]),
     ]
     check(nodes, {"q": q, "k": k, "v": v}, {"c": np.array(8**-0.5, np.float32)})
+
+
+def test_all_of_these_compiled() -> None:
+    """Whatever ran above, as one network per opset."""
+    if not CHECKED:
+        pytest.skip("no other test of this file ran")
+    opsets = {case.model.opset_import[0].version for case in CHECKED}
+    for opset in sorted(opsets):
+        cases = [c for c in CHECKED if c.model.opset_import[0].version == opset]
+        assert dict(compiled_failures(cases)) == {}

@@ -1,7 +1,7 @@
 """Whole networks, ONNX to executed C: built here, and the golden ones where they are found.
 
-Each is verified as `qfold verify` does: every kernel call against float64 on the inputs that it had, outputs end to end, the object
-code against the manifest. On top of that these tests say *which* kernels must have been emitted.
+Each is verified as `qfold verify` does: every kernel call against float64 on the inputs that it had, outputs end to end, the
+object code against the manifest. On top of that these tests say *which* kernels must have been emitted.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def test_weight_only_networks_fuse_every_weight(name: str, scheme: Scheme) -> No
 
 def test_outputs_agree_with_onnx_reference() -> None:
     """The float64 reference of `verify` is ours; this compares with one that is not."""
-    model, _ = quantize_weights(transformer(), Scheme("axis", "int8", asymmetric=True, form="arith"))
+    model, _ = quantize_weights(
+        transformer(), Scheme("axis", "int8", asymmetric=True, form="arith")
+    )
     rng = np.random.default_rng(3)
     feeds = {"image": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)}
     expected = ReferenceEvaluator(model).run(None, feeds)
@@ -159,7 +161,9 @@ GOLDEN = [
 ]
 
 
-def golden_arrays(folder: Path, compilation: Compilation) -> tuple[dict[str, Array], dict[str, Array]]:
+def golden_arrays(
+    folder: Path, compilation: Compilation
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs and outputs of a golden network under the graph's names (files keep them in graph order)."""
     stored = np.load(folder / "inputs.npz")
     inputs = {

@@ -366,6 +366,41 @@ def test_the_report_is_checked(model: Path):
     assert problems_of({k: v for k, v in report.items() if k != "memory"})
 
 
+# Output files
+
+
+def test_an_output_that_is_no_regular_file_is_written_to_and_not_replaced(
+    model: Path, npz: Path, tmp_path: Path
+):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for argv in (["import", model], ["run", model, "--inputs", npz]):
+        reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+        assert main([*map(str, argv), "-o", str(pipe)]) == 0
+        assert reader.communicate()[0]
+        assert pipe.is_fifo()
+    if Path("/dev/full").is_char_device():
+        assert main(["import", str(model), "-o", "/dev/full"]) == 2
+        assert Path("/dev/full").is_char_device()
+
+
+def test_an_output_file_is_whole_or_as_it_was(model: Path, tmp_path: Path, monkeypatch):
+    out, link = tmp_path / "out.mlir", tmp_path / "link.mlir"
+    out.write_text("before")
+    link.symlink_to(out)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert main(["import", str(model), "-o", str(link)]) == 2
+    assert out.read_text() == "before" and link.is_symlink()
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "out.mlir", "link.mlir"}
+    assert main(["import", str(model), "-o", str(link)]) == 0
+    assert "qmm.matmul" in out.read_text() and link.is_symlink()
+
+
 # Bad input
 
 

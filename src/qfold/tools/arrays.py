@@ -20,6 +20,7 @@ from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import bit_width, integer_range, is_float, numpy_dtype
 from qfold.ir.builder import element_type
 from qfold.tools.errors import ToolError
+from qfold.tools.whole_file import whole_file
 
 Array = npt.NDArray[Any]
 
@@ -96,12 +97,8 @@ def load_npz(path: Path) -> dict[str, Array]:
 
 def save_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Writes an `.npz` file whole, or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp.npz")
-    try:
-        np.savez(temporary, **cast(dict[str, Any], arrays))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as stream:
+        np.savez(stream, **cast(dict[str, Any], arrays))
 
 
 def match_arrays(

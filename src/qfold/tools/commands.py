@@ -30,6 +30,7 @@ from qfold.tools.terminal import Terminal
 from qfold.tools.verify import verify
 from qfold.tools.verify_view import print_verification, verification_json
 from qfold.tools.weight_text import writing_weights
+from qfold.tools.whole_file import write_whole
 
 
 def options_of(args: argparse.Namespace) -> Options:
@@ -74,18 +75,8 @@ def import_model(args: argparse.Namespace, terminal: Terminal) -> int:
     if args.output is None:
         sys.stdout.write(text.getvalue())
     else:
-        _write_text(args.output, text.getvalue())
+        write_whole(args.output, text.getvalue())
     return EXIT_GOOD
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Writes a file whole, or leaves what is there."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def compile_model(args: argparse.Namespace, terminal: Terminal) -> int:

@@ -6,8 +6,8 @@ import argparse
 import dataclasses
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import IO, ClassVar, cast
 
@@ -28,6 +28,7 @@ from qfold.tools.errors import (
     wants_traceback,
 )
 from qfold.tools.weight_text import reading_weights, writing_weights
+from qfold.tools.whole_file import write_whole
 from qfold.universe import QFOLD_UNIVERSE
 
 FUSE_PASSES = "qmm-raise-dequant,canonicalize,qmm-fuse-dequant,canonicalize"
@@ -44,7 +45,7 @@ class QfoldOptMain(xDSLOptMain):
 
     _read: WeightFiles | None = None
     """What parsing found in files beside the input."""
-    _temporary: Path | None = None
+    _text: _KeptText | None = None
     """Receives the output until all of it is there."""
 
     # Registration: the plugins that are installed, and qfold where it is not among them.
@@ -162,10 +163,8 @@ class QfoldOptMain(xDSLOptMain):
     def prepare_output(self) -> IO[str]:
         if self.args.output_file is None:
             return sys.stdout
-        path = Path(self.args.output_file)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        self._temporary = Path(name)
-        return os.fdopen(handle, "w")
+        self._text = _KeptText()
+        return self._text
 
     def output_resulting_program(self, prog: ModuleOp) -> str:
         output, sidecar = self.args.output_file, self.args.weights_out
@@ -180,21 +179,19 @@ class QfoldOptMain(xDSLOptMain):
 
     def run(self) -> None:
         """Runs everything; the output file is written whole or left as it was."""
-        try:
-            super().run()
-            if self._temporary is not None:
-                os.chmod(self._temporary, 0o666 & ~_umask())
-                os.replace(self._temporary, self.args.output_file)
-                self._temporary = None
-        finally:
-            if self._temporary is not None:
-                self._temporary.unlink(missing_ok=True)
+        super().run()
+        if self._text is not None:
+            write_whole(Path(self.args.output_file), self._text.kept)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+class _KeptText(StringIO):
+    """Text that is still there after the stream was closed."""
+
+    kept = ""
+
+    def close(self) -> None:
+        self.kept = self.getvalue()
+        super().close()
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -9,7 +9,15 @@ from typing import Any, cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, func, memref
-from xdsl.dialects.builtin import IntegerAttr, LocationAttr, MemRefType, ModuleOp, StringAttr, i64
+from xdsl.dialects.builtin import (
+    IntegerAttr,
+    LocationAttr,
+    MemRefType,
+    ModuleOp,
+    StringAttr,
+    UnknownLoc,
+    i64,
+)
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
@@ -44,6 +52,7 @@ class QmmOutlineKernelsPass(ModulePass):
         outliner = _Outliner(main, {f.sym_name.data for f in functions(op)})
         for ordinal, group in enumerate(_groups(main.body.block)):
             outliner.outline(group, ordinal)
+        outliner.fuse_locations()
         outliner.erase_unused_scalars()
         Rewriter.insert_op(outliner.functions, InsertPoint.before(main))
 
@@ -89,6 +98,8 @@ class _Outliner:
         self._main = main.body.block
         self._taken = taken
         self._equal: dict[str, list[func.FuncOp]] = {}
+        self._locations: dict[func.FuncOp, list[LocationAttr]] = {}
+        """Of everything that a function stands for."""
         self._casts: dict[SSAValue, SSAValue] = {}
         self.functions: list[func.FuncOp] = []
 
@@ -100,7 +111,7 @@ class _Outliner:
         if last is not None:
             arguments.remove(last)
             arguments.append(last)
-        location = fuse_locations(op.location for op in reversed(group))
+        location = _location(group)
         call_before = group[-1].next_op
         assert call_before is not None
         function = self._function(group, arguments)
@@ -167,7 +178,7 @@ class _Outliner:
         for name, value in reversed(named_operands(group[-1])):
             value.name_hint = _HINTS.get(name, name)
         function = func.FuncOp(base, (block.arg_types, ()), Region(block), "private")
-        function.location = fuse_locations(op.location for op in reversed(group))
+        function.location = _location(group)
         if isinstance(group[-1], qkernel.CONTRACTIONS):
             for known in self._equal.setdefault(base, []):
                 name = known.sym_name
@@ -175,11 +186,10 @@ class _Outliner:
                 equal = known.is_structurally_equivalent(function)
                 known.properties["sym_name"] = name
                 if equal:
-                    kernel = _kernel(known)
-                    location = fuse_locations((known.location, function.location))
-                    known.location = kernel.location = location
+                    self._locations[known].append(function.location)
                     return known
             self._equal[base].append(function)
+            self._locations[function] = [function.location]
         function.properties["sym_name"] = StringAttr(self._unique(base))
         self.functions.append(function)
         return function
@@ -196,10 +206,24 @@ class _Outliner:
         self._taken.add(name)
         return name
 
+    def fuse_locations(self) -> None:
+        """Give each function that several calls share the locations of them all."""
+        for function, locations in self._locations.items():
+            if len(locations) > 1:
+                function.location = _kernel(function).location = fuse_locations(locations)
+
     def erase_unused_scalars(self) -> None:
         for op in reversed(list(self._main.ops)):
             if isinstance(op, arith.ConstantOp) and not op.result.uses:
                 Rewriter.erase_op(op)
+
+
+def _location(group: Sequence[Operation]) -> LocationAttr:
+    """That of the op that the group is there for: a fill before it may start the reductions of many nodes."""
+    location = group[-1].location
+    if isinstance(location, UnknownLoc):
+        return fuse_locations(op.location for op in group)
+    return location
 
 
 def _kernel(function: func.FuncOp) -> Operation:

@@ -204,7 +204,7 @@ class GenericPrinter:
     def _body(self, accumulator: str, replaced: Mapping[str, str] | None = None) -> str:
         """Print the body; returns what it yields. `replaced` renames loop variables."""
         names = replaced or {}
-        indices = [x if x == "0" else f"(int64_t){names.get(x, x)}" for x in self._names]
+        indices = [names.get(x, x) for x in self._names]
         captured = {v: b for v, b in self._buffers.items()}
         printer = ScalarPrinter(self._out, indices=indices, captured=captured)
         arguments: list[str] = []
@@ -268,7 +268,8 @@ class GenericPrinter:
         out.line(f"{type_} lane[{_LANES}];")
         with out.loop("l", _LANES):
             # Each lane starts from an element of its own: no neutral element is needed.
-            out.line(f"lane[l] = {self._element(combine, {loop.name: 'l'})};")
+            element = self._element(combine, {loop.name: "l"})
+            out.line(f"lane[l] = {without_parentheses(element)};")
         with out.loop(loop.name, whole, _LANES, _LANES), out.loop("l", _LANES):
             value = self._body("lane[l]", {loop.name: f"({loop.name} + l)"})
             out.line(f"lane[l] = {without_parentheses(value)};")
@@ -293,7 +294,7 @@ class GenericPrinter:
     def _element(self, combine: Operation, names: Mapping[str, str]) -> str:
         """Print the body without its last step; returns what would be combined with the accumulator."""
         element = next(v for v in combine.operands if v is not self._block.args[-1])
-        indices = [x if x == "0" else f"(int64_t){names.get(x, x)}" for x in self._names]
+        indices = [names.get(x, x) for x in self._names]
         printer = ScalarPrinter(self._out, indices=indices)
         for argument, operand in zip(self._block.args[:-1], self._operands[:-1], strict=True):
             if argument.uses:

@@ -24,7 +24,13 @@ from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.backend.c.layout import Buffer, value_type
-from qfold.backend.c.text import Writer, float_literal, integer_literal, is_postfix
+from qfold.backend.c.text import (
+    Writer,
+    float_literal,
+    integer_literal,
+    is_postfix,
+    without_parentheses,
+)
 from qfold.dialects.element_types import i1, is_unsigned
 from qfold.ir.locations import describe_location
 
@@ -158,7 +164,7 @@ def _is_bool(type_: Attribute) -> bool:
 class ScalarPrinter:
     """Prints one scalar region into `out`.
 
-    `indices[d]` is the C variable (or constant) of iteration dimension d; `captured` are the memrefs that `memref.load` reads.
+    `indices[d]` is the C variable (or `0`) of iteration dimension d; `captured` are the memrefs that `memref.load` reads.
     """
 
     def __init__(
@@ -230,7 +236,8 @@ class ScalarPrinter:
         text = self._expression(op)
         atomic = text.replace("_", "").isalnum()
         if atomic or (result.has_one_use() and len(text) <= _INLINE):
-            self.bind(result, text if atomic or is_postfix(text) else f"({text})")
+            bare = atomic or is_postfix(text) or without_parentheses(text) != text
+            self.bind(result, text if bare else f"({text})")
             return
         name = f"{self._prefix}{self._count}"
         self._count += 1
@@ -254,7 +261,8 @@ class ScalarPrinter:
     def _expression(self, op: Operation) -> str:
         kind = type(op)
         if isinstance(op, linalg.IndexOp):
-            return self._indices[op.dim.value.data]
+            index = self._indices[op.dim.value.data]
+            return index if index == "0" else f"(int64_t){index}"
         if isinstance(op, memref.LoadOp):
             return self._load(op)
         operands = [self.text(v) for v in op.operands]
@@ -296,7 +304,9 @@ class ScalarPrinter:
             if extent == 1:
                 continue
             text = self.text(index)
-            if not isinstance(index.owner, linalg.IndexOp | arith.ConstantOp):
+            if isinstance(index.owner, linalg.IndexOp):
+                text = self._indices[index.owner.dim.value.data]
+            elif not isinstance(index.owner, arith.ConstantOp):
                 text = f"qf_clamp_index({text}, {extent})"
             parts.append(text if stride == 1 else f"{text} * {stride}")
         return buffer.load(" + ".join(parts) or "0")
@@ -314,6 +324,8 @@ class ScalarPrinter:
             return f"qf_from_bits((uint32_t){x})" if target == f32 else None
         if isinstance(op, arith.TruncIOp):
             return f"({x} & 1) != 0" if _is_bool(target) else f"({value_type(target)}){x}"
+        if isinstance(op, arith.IndexCastOp) and width_of(type_) == width_of(target):
+            return x
         if isinstance(op, arith.ExtSIOp | arith.IndexCastOp):
             return f"({value_type(target)}){'-(int)' if _is_bool(type_) else ''}{x}"
         if isinstance(op, arith.ExtUIOp) or op.name == "arith.index_castui":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import f64
 from xdsl.ir import Attribute, SSAValue
 
-from qfold.dialects.element_types import i1, is_float
 from qfold.frontend.context import NodeContext
 from qfold.frontend.ops import scalars
 from qfold.frontend.ops.generics import unary
@@ -21,9 +19,6 @@ def cast(ctx: NodeContext, target: Attribute) -> SSAValue:
         ctx.refuse(f"a cast to {target}", f"casts to {', '.join(map(str, MOVABLE))}")
     if source == target:
         return ctx.value(0)
-    if source == f64 and not is_float(target) and target != i1:
-        # The C runtime, which saturates, has no f64 functions.
-        ctx.refuse(f"a cast of f64 to {target}", "casts of f64 to f32 and bool, of f32 to any type")
     return unary(ctx, target, lambda b, x: scalars.convert(b, source, target, x))
 
 

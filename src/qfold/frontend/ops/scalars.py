@@ -85,24 +85,9 @@ divide = _by_type(arith.DivfOp, arith.DivSIOp, arith.DivUIOp)
 """Integers truncate."""
 
 
-def _extreme(
-    predicate: Literal["lt", "gt"], on_floats: Callable[..., Operation], combine: Combine
-) -> Combine:
-    def extreme(b: ScalarBuilder, type_: Attribute, x: SSAValue, y: SSAValue) -> SSAValue:
-        if type_ == f32:
-            return b(on_floats, x, y)
-        if type_ == f64:
-            # The C runtime has no f64 functions. x where it wins or is NaN; a NaN in y loses no comparison with `not`.
-            first = b(arith.OrIOp, compare(b, predicate, type_, x, y), is_nan(b, x))
-            return b(arith.SelectOp, first, x, y)
-        return combine(b, type_, x, y)
-
-    return extreme
-
-
-maximum = _extreme("gt", arith.MaximumfOp, _by_type(arith.MaximumfOp, arith.MaxSIOp, arith.MaxUIOp))
+maximum = _by_type(arith.MaximumfOp, arith.MaxSIOp, arith.MaxUIOp)
 """NaN if either is."""
-minimum = _extreme("lt", arith.MinimumfOp, _by_type(arith.MinimumfOp, arith.MinSIOp, arith.MinUIOp))
+minimum = _by_type(arith.MinimumfOp, arith.MinSIOp, arith.MinUIOp)
 """NaN if either is."""
 
 
@@ -115,16 +100,11 @@ def negate(b: ScalarBuilder, type_: Attribute, x: SSAValue) -> SSAValue:
 
 def absolute(b: ScalarBuilder, type_: Attribute, x: SSAValue) -> SSAValue:
     """`|x|`; the lowest signed integer stays itself."""
-    if type_ == f32:
+    if is_float(type_):
         return b(math.AbsFOp, x)
     if is_unsigned(type_):
         return x
-    zero = b.constant(0, signless(type_))
-    if is_float(type_):
-        # 0 - x, not -x: it clears the sign of a zero too.
-        positive = compare(b, "gt", type_, x, zero)
-        return b(arith.SelectOp, positive, x, b(arith.SubfOp, zero, x))
-    return b(arith.MaxSIOp, x, b(arith.SubiOp, zero, x))
+    return b(arith.MaxSIOp, x, b(arith.SubiOp, b.constant(0, signless(type_)), x))
 
 
 def square(b: ScalarBuilder, type_: Attribute, x: SSAValue) -> SSAValue:
@@ -172,10 +152,7 @@ def is_nan(b: ScalarBuilder, x: SSAValue) -> SSAValue:
 
 
 def convert(b: ScalarBuilder, source: Attribute, target: Attribute, x: SSAValue) -> SSAValue:
-    """ONNX's Cast. Float to integer truncates and saturates (NaN: 0), 4-bit ones wrap; integers wrap; a bool is `x != 0`.
-
-    f64 is converted to f32 and bool only.
-    """
+    """ONNX's Cast. Float to integer truncates and saturates (NaN: 0), 4-bit ones wrap; integers wrap; a bool is `x != 0`."""
     if source == target:
         return x
     to = signless(target)
