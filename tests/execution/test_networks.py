@@ -1,4 +1,4 @@
-"""Whole networks, ONNX to executed C: built here, and the golden ones where they are found.
+"""Whole networks, ONNX to executed C.
 
 Each is verified as `qfold verify` does: every kernel call against float64 on the inputs that it had, outputs end to end, the
 object code against the manifest. On top of that these tests say *which* kernels must have been emitted.
@@ -25,16 +25,6 @@ from tests.networks.weight_only import Scheme, quantize_weights
 
 Array = npt.NDArray[Any]
 
-SCHEMES = [
-    Scheme("tensor", "int8", asymmetric=True),
-    Scheme("axis", "int8"),
-    Scheme("axis", "int8", asymmetric=True),
-    Scheme("axis", "uint8", asymmetric=True, form="arith"),
-    Scheme("tensor", "uint8", asymmetric=True, form="deeploy"),
-    Scheme("block", "int8", asymmetric=True),
-    Scheme("block", "uint4", asymmetric=True),
-    Scheme("axis", "int4"),
-]
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp-gemm": mlp,
     "mlp-matmul-one-row": lambda: mlp(batch=1, gemm=False),
@@ -44,14 +34,13 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def compiled(
-    model: onnx.ModelProto | Path,
+    model: onnx.ModelProto,
     inputs: Mapping[str, Array] | None = None,
     expected: Mapping[str, Array] | None = None,
     **options: Any,
 ) -> tuple[Compilation, Verification]:
     """Compile and verify on `inputs` (default: seeded normal ones)."""
-    source = model if isinstance(model, Path) else model.SerializeToString()
-    loaded = load_model(source)
+    loaded = load_model(model.SerializeToString())
     compilation = compile_loaded(loaded, Options(**options))
     if inputs is None:
         rng = np.random.default_rng(0)
@@ -97,23 +86,6 @@ def test_float_networks(name: str) -> None:
     assert fused_totals(compilation) == (0, 0)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.parametrize("name", list(NETWORKS))
-def test_weight_only_networks_fuse_every_weight(name: str, scheme: Scheme) -> None:
-    model, readers = quantize_weights(NETWORKS[name](), scheme)
-    compilation, result = compiled(model)
-    assert_ok(result)
-    assert sum(fused_totals(compilation)) == readers
-    totals = compilation.report["totals"]
-    assert totals["float_copies_of_quantized_weights"] == totals["run_time_dequantizations"] == 0
-    if scheme.storage in ("int4", "uint4"):
-        assert f"_{'u' if scheme.storage[0] == 'u' else ''}i4_" in "".join(
-            op.sym_name.data  # type: ignore[attr-defined]
-            for op in compilation.kernels.walk()
-            if op.name == "func.func"
-        )
-
-
 def test_outputs_agree_with_onnx_reference() -> None:
     """The float64 reference of `verify` is ours; this compares with one that is not."""
     model, _ = quantize_weights(
@@ -144,68 +116,6 @@ def test_hoisting_moves_the_zero_point_out_of_the_loop(hoist: bool) -> None:
     ops = [op for op in compilation.kernels.walk() if op.name == "qkernel.dequant_matmul"]
     assert ops and all((op.hoisted is not None) == hoist for op in ops)  # type: ignore[attr-defined]
     assert all((op.row_sum is not None) == hoist for op in ops)  # type: ignore[attr-defined]
-    assert sum(fused_totals(compilation)) == readers
-
-
-GOLDEN = [
-    "CCT_1_16_16_8",
-    "CCT_2_32_32_128",
-    "TinyViT_Demo",
-    "Transformer_DeepQuant",
-    "kernel_FP32_Conv_Regular_2D_Bias",
-    "kernel_FP32_GEMM_TransB",
-    "kernel_FP32_LayerNorm",
-    "kernel_FP32_MatMul",
-    "kernel_Mixed_Dequant",
-    "kernel_Mixed_Quant",
-]
-
-
-def golden_arrays(
-    folder: Path, compilation: Compilation
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Inputs and outputs of a golden network under the graph's names (files keep them in graph order)."""
-    stored = np.load(folder / "inputs.npz")
-    inputs = {
-        spec.name: stored[key].astype(spec.dtype).reshape(spec.shape)
-        for spec, key in zip(compilation.inputs, stored.files, strict=False)
-    } | {n: a for n, a in compilation.defaults.items() if n not in stored.files}
-    results = np.load(folder / "outputs.npz")
-    outputs = {
-        spec.name: results[key].reshape(spec.shape)
-        for spec, key in zip(compilation.outputs, results.files, strict=True)
-    }
-    return inputs, outputs
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_networks(name: str, golden_model: Callable[[str], Path]) -> None:
-    folder = golden_model(name)
-    loaded = load_model(folder / "network.onnx")
-    compilation = compile_loaded(loaded)
-    inputs, outputs = golden_arrays(folder, compilation)
-    result = verify(compilation, loaded, inputs, outputs)
-    assert_ok(result)
-    assert all(o.golden is not None for o in result.outputs)
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        Scheme("tensor", "uint8", asymmetric=True),
-        Scheme("axis", "int8", asymmetric=True),
-        Scheme("block", "uint4", asymmetric=True),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("name", ["CCT_1_16_16_8", "CCT_2_32_32_128", "TinyViT_Demo"])
-def test_weight_only_golden_networks(
-    name: str, scheme: Scheme, golden_model: Callable[[str], Path]
-) -> None:
-    model, readers = quantize_weights(onnx.load(golden_model(name) / "network.onnx"), scheme)
-    assert readers >= 7
-    compilation, result = compiled(model)
-    assert_ok(result)
     assert sum(fused_totals(compilation)) == readers
 
 

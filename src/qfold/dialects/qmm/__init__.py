@@ -2,21 +2,23 @@
 
 from xdsl.ir import Dialect
 
-from qfold.dialects.qmm.ops import (
-    ConstantOp,
+from qfold.dialects.qmm.contractions import (
     ConvOp,
     DequantConvOp,
-    DequantGatherOp,
-    DequantizeOp,
     DequantMatmulOp,
     MatmulOp,
-    QuantizeOp,
     RowSumOp,
     WindowSumOp,
-    YieldOp,
     row_sum_shape,
 )
 from qfold.dialects.qmm.quant import QuantAttr
+from qfold.dialects.qmm.quantization import (
+    ConstantOp,
+    DequantGatherOp,
+    DequantizeOp,
+    QuantizeOp,
+    YieldOp,
+)
 from qfold.dialects.qmm.weight import WEIGHT_FILES, WeightAttr, WeightFiles
 
 QMM = Dialect(
