@@ -235,7 +235,9 @@ class ScalarPrinter:
             return
         text = self._expression(op)
         atomic = text.replace("_", "").isalnum()
-        if atomic or (result.has_one_use() and len(text) <= _INLINE):
+        # A cast is no work, and `_unsigned` may read what is below it instead: a variable would stay unused.
+        short = len(text) <= _INLINE or isinstance(op, UnrealizedConversionCastOp)
+        if atomic or (result.has_one_use() and short):
             bare = atomic or is_postfix(text) or without_parentheses(text) != text
             self.bind(result, text if bare else f"({text})")
             return
