@@ -112,7 +112,9 @@ def test_one_element_axis_is_per_tensor() -> None:
 
 def test_blocks_follow_the_axis_and_may_end_early() -> None:
     q = np.arange(10, dtype=np.int8).reshape(5, 2)
-    quant = QuantAttr.get(i8, [[1, 2], [3, 4], [5, 6]], [[0, 1], [0, 0], [2, 0]], axis=0, block_size=2)
+    quant = QuantAttr.get(
+        i8, [[1, 2], [3, 4], [5, 6]], [[0, 1], [0, 0], [2, 0]], axis=0, block_size=2
+    )
     expected = [[0, 0], [2, 4], [12, 20], [18, 28], [30, 54]]
     np.testing.assert_array_equal(quant.dequantize(q), np.array(expected, np.float32))
     quant.verify_describes(TensorType(i8, [5, 2]))
@@ -157,7 +159,9 @@ def test_large_weights_are_elided_or_refer_to_a_file(tmp_path: Path) -> None:
     token = WEIGHT_FILES.set(WeightFiles(tmp_path, inline_limit=16))
     try:
         elided = reparse(str(weight))
-        assert isinstance(elided, WeightAttr) and elided.is_elided and elided.sha256 == weight.sha256
+        assert (
+            isinstance(elided, WeightAttr) and elided.is_elided and elided.sha256 == weight.sha256
+        )
         with pytest.raises(ValueError, match="elided"):
             elided.array()
         files = WeightFiles(tmp_path, tmp_path / "w.bin", inline_limit=16)

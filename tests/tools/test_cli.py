@@ -319,6 +319,14 @@ def test_verify_catches_a_kernel_that_computes_wrongly(
     assert [o["name"] for o in result["outputs"] if not o["ok"]] == ["y"]
 
 
+def test_without_the_verify_extra_only_verify_is_missing(
+    model: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("qfold.tools.elf.find_spec", lambda name: None)
+    assert main(["compile", str(model), "-o", str(tmp_path / "out"), "-q"]) == 0
+    assert "pip install 'qfold[verify]'" in fails(capsys, "verify", model)
+
+
 # report
 
 

@@ -12,10 +12,20 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import i4, i8, i16, i64, ui4, ui8, ui16
+from qfold.dialects.element_types import i4, i8, i16, i32, i64, ui4, ui8, ui16
 from qfold.ir.builder import TensorBuilder
 from qfold.ir.locations import node_names
-from tests.transforms.graphs import Node, check, module, names, only, quantization, weight
+from tests.transforms.graphs import (
+    Node,
+    check,
+    integers,
+    module,
+    names,
+    only,
+    ops,
+    quantization,
+    weight,
+)
 
 FUSE = "qmm-fuse-dequant"
 
@@ -61,10 +71,11 @@ def test_matmul_produces_the_fused_op_alone():
 
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_square_weights_obey_the_axis(transpose_b, axis):
+@pytest.mark.parametrize("zero", ["high", "mixed"])
+def test_square_weights_obey_the_axis(transpose_b, axis, zero):
     """K = N: nothing but the axis tells a scale per output feature from one along K."""
     shape = (6, 6)
-    quant = quantization(i8, shape, "axis", axis, zero="high")
+    quant = quantization(i8, shape, "axis", axis, zero=zero)
 
     def build(node: Node, x: SSAValue) -> SSAValue:
         w = weight(node, i8, shape, quant)
@@ -74,25 +85,90 @@ def test_square_weights_obey_the_axis(transpose_b, axis):
     op = only(made, qmm.DequantMatmulOp)
     k_axis = 1 if transpose_b else 0
     if axis == k_axis:
-        # A factor of the activation, which is one elementwise generic more.
+        # A factor of the activation, which is one elementwise generic more, and a sum over K if the zero points differ.
         assert op.quant.granularity == "tensor" and float(op.quant.scales) == 1.0
-        assert names(made)["linalg.generic"] == 1
+        assert names(made)["linalg.generic"] == (2 if zero == "mixed" else 1)
     else:
         assert op.quant == quant
         assert names(made)["linalg.generic"] == 0
 
 
-def test_scale_and_zero_points_along_k_are_refused():
-    quant = quantization(i8, (6, 4), "axis", 0, zero="mixed")
+@pytest.mark.parametrize("storage", [i8, ui8, i4, ui4, i16, ui16], ids=str)
+@pytest.mark.parametrize("x_shape", [(1, 6), (3, 6), (2, 1, 4, 6)], ids=str)
+@pytest.mark.parametrize("hoist", [False, True])
+def test_scales_and_zero_points_along_k_belong_to_the_activation(storage, x_shape, hoist):
+    quant = quantization(storage, (6, 4), "axis", 0, zero="mixed")
     made = module(
         lambda node, x: (
-            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant))).result
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, storage, (6, 4), quant))).result
+        ),
+        x_shape,
+    )
+    check(made, FUSE, *["qmm-hoist-zero-point"] * hoist)
+    op = only(made, qmm.DequantMatmulOp)
+    assert op.quant.granularity == "tensor" and float(op.quant.scales) == 1.0
+    # The scaled activation and its sum with the zero points; no row_sum beside that sum unless a zero point is left.
+    assert names(made)["linalg.generic"] == 2 and names(made)["qmm.matmul"] == 0
+    assert names(made)["qmm.row_sum"] == (hoist and not op.quant.is_symmetric)
+    assert [shape_of(v) for v in op.epilogue_operands] == [x_shape[:-1]]
+    check(made, "qmm-lower-quantization", "qmm-fuse-elementwise", "qmm-fuse-epilogue")
+    check(made, "convert-qmm-to-linalg")
+
+
+def test_zero_points_along_k_under_one_scale():
+    """The scale stays where it is, and multiplies the sum of the zero points too."""
+    quant = qmm.QuantAttr.get(ui8, [0.375] * 6, [0, 255, 3, 128, 7, 9], axis=0)
+    made = module(
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, ui8, (6, 4), quant))).result
         ),
         (2, 6),
     )
-    check(made, FUSE)
-    text = reason(only(made, qmm.MatmulOp))
-    assert "differing zero points along K, axis 0" in text and "supported: " in text
+    check(made, FUSE, "qmm-hoist-zero-point")
+    assert float(only(made, qmm.DequantMatmulOp).quant.scales) == 0.375
+    assert names(made)["linalg.generic"] == 1
+
+
+def test_zero_points_along_k_come_before_the_epilogue():
+    """A Relu that is in the epilogue already works on the corrected sum."""
+    quant = quantization(i8, (6, 4), "axis", 0, zero="mixed")
+
+    def build(node: Node, x: SSAValue, bias: SSAValue) -> SSAValue:
+        y = node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (6, 4), quant))).result
+        y = node("Add").elementwise([y, bias], f32, lambda b, e: b(arith.AddfOp, *e))
+        return node("Relu").elementwise(
+            [y], f32, lambda b, e: b(arith.MaximumfOp, e[0], b.constant(0.0, f32))
+        )
+
+    made = check(module(build, (3, 6), (4,)), "qmm-fuse-epilogue", FUSE, "qmm-hoist-zero-point")
+    op = only(made, qmm.DequantMatmulOp)
+    first, *_, last = (o for o in op.epilogue.block.ops if not isinstance(o, arith.ConstantOp))
+    assert isinstance(first, arith.SubfOp) and last.name == "qmm.yield"
+
+
+def test_zero_points_along_no_k():
+    quant = quantization(i8, (0, 4), "axis", 0, zero="mixed")
+    made = module(
+        lambda node, x: (
+            node("MatMul").insert(qmm.MatmulOp(x, weight(node, i8, (0, 4), quant))).result
+        ),
+        (3, 0),
+    )
+    check(made, FUSE, "qmm-hoist-zero-point", "qmm-lower-quantization", "convert-qmm-to-linalg")
+
+
+def test_zero_points_along_k_beyond_f32_are_refused():
+    quant = qmm.QuantAttr.get(i32, [0.5, 0.25], [2**24 + 1, 0], axis=0)
+
+    def build(node: Node, x: SSAValue) -> SSAValue:
+        w = node("w").constant(np.zeros((2, 3), np.int32))
+        w = node("DequantizeLinear").insert(qmm.DequantizeOp(w, quant)).result
+        return node("MatMul").insert(qmm.MatmulOp(x, w)).result
+
+    made = check(module(build, (2, 2)), FUSE)
+    assert "zero points along K, axis 0 of the weight, too large" in reason(
+        only(made, qmm.MatmulOp)
+    )
 
 
 def test_equal_scales_along_k_are_per_tensor():
@@ -163,22 +239,43 @@ def test_looks_through_transposes_and_reshapes(granularity, axis):
     assert names(made)["linalg.transpose"] == names(made)["tensor.collapse_shape"] == 0
 
 
-def test_shared_weight_read_forward_and_backward():
+@pytest.mark.parametrize("storage", [i8, ui8, i4, ui4], ids=str)
+@pytest.mark.parametrize("zero", ["high", "mixed"])
+def test_shared_weight_read_forward_and_backward(storage, zero):
     """One dequantise, read plain and transposed: both fuse, of one string of bytes, and the dequantise goes."""
-    quant = quantization(i8, (6, 6), "axis", 1, zero="high")
+    quant = quantization(storage, (6, 6), "axis", 1, zero=zero)
 
     def build(node: Node, x: SSAValue) -> list[SSAValue]:
-        w = weight(node, i8, (6, 6), quant)
+        w = weight(node, storage, (6, 6), quant)
         forward = node("forward").insert(qmm.MatmulOp(x, w)).result
         back = node("Transpose").transpose(w, (1, 0))
         backward = node("backward").insert(qmm.MatmulOp(forward, back)).result
         return [forward, backward]
 
-    made = check(module(build, (2, 6)), FUSE)
+    made = check(module(build, (2, 6)), FUSE, "qmm-hoist-zero-point")
     assert names(made)["qmm.dequantize"] == 0
     assert names(made)["qmm.dequant_matmul"] == 2
     weights = {op.weight.sha256 for op in made.walk() if isinstance(op, qmm.DequantMatmulOp)}
     assert len(weights) == 1
+
+
+@pytest.mark.parametrize("middling", [False, True])
+def test_both_readers_agree_on_reading_as_signed(middling):
+    """Zero points about 128 make ui8 bytes i8 for both readers, others for neither."""
+    zeros = [120, 128, 130, 140, 129, 117] if middling else [0, 3, 1, 9, 20, 2]
+    quant = qmm.QuantAttr.get(ui8, [0.5, 0.25, 1, 2, 0.125, 3], zeros, axis=0)
+
+    def build(node: Node, x: SSAValue) -> list[SSAValue]:
+        w = weight(node, ui8, (6, 4), quant)
+        forward = node("forward").insert(qmm.MatmulOp(x, w, transpose_b=True)).result
+        return [forward, node("backward").insert(qmm.MatmulOp(forward, w)).result]
+
+    made = check(module(build, (3, 4)), FUSE, "qmm-hoist-zero-point")
+    found = [op for op in ops(made) if isinstance(op, qmm.DequantMatmulOp)]
+    assert len(found) == 2 and len({op.weight.sha256 for op in found}) == 1
+    assert {op.quant.storage for op in found} == {i8 if middling else ui8}
+    # Only the forward reader has zero points left.
+    assert names(made)["qmm.row_sum"] == 1
 
 
 def test_dequantised_output_stays():
@@ -197,9 +294,11 @@ def test_dequantised_output_stays():
 @pytest.mark.parametrize(
     "granularity,axis", [("tensor", 0), ("axis", 0), ("axis", 1), ("block", 1)]
 )
-def test_weight_on_the_left(transpose_a, transpose_b, granularity, axis):
+@pytest.mark.parametrize("zero", ["low", "mixed"])
+@pytest.mark.parametrize("epilogue_first", [False, True])
+def test_weight_on_the_left(transpose_a, transpose_b, granularity, axis, zero, epilogue_first):
     shape = (7, 4) if transpose_a else (4, 7)
-    quant = quantization(i8, shape, granularity, axis, 3, zero="low")
+    quant = quantization(i8, shape, granularity, axis, 3, zero=zero)
 
     def build(node: Node, x: SSAValue, bias: SSAValue) -> SSAValue:
         w = weight(node, i8, shape, quant)
@@ -209,9 +308,15 @@ def test_weight_on_the_left(transpose_a, transpose_b, granularity, axis):
 
     x_shape = (2, 3, 7) if transpose_b else (2, 7, 3)
     made = module(build, x_shape, (4, 1))
-    check(made, "qmm-fuse-epilogue", FUSE, "qmm-hoist-zero-point", "qmm-canonicalize")
-    refused = granularity == "block" and transpose_a
-    assert names(made)["qmm.dequant_matmul"] == (0 if refused else 1)
+    first = ["qmm-fuse-epilogue"] * epilogue_first
+    check(made, *first, FUSE, "qmm-hoist-zero-point", "qmm-canonicalize")
+    if granularity == "block" and transpose_a:
+        assert "blocks along axis 1 of the weight" in reason(only(made, qmm.MatmulOp))
+        return
+    op = only(made, qmm.DequantMatmulOp)
+    assert (op.epilogue is not None) or not epilogue_first
+    # The weight's bytes are those of the graph: only activations are transposed.
+    assert op.weight.raw == integers(i8, shape).tobytes()
 
 
 def test_transposed_activation():

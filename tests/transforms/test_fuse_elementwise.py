@@ -12,8 +12,20 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import qmm
 from qfold.dialects.element_types import i8, ui8
+from qfold.ir import fusion
+from qfold.ir.fusion import BODY_LIMIT
 from qfold.ir.locations import node_names
-from tests.transforms.graphs import Node, check, module, names, only, ops, quantization, weight
+from tests.transforms.graphs import (
+    Node,
+    apply,
+    check,
+    module,
+    names,
+    only,
+    ops,
+    quantization,
+    weight,
+)
 
 FUSE = "qmm-fuse-elementwise"
 
@@ -261,3 +273,60 @@ def test_a_window_does_not_repeat_its_producer():
 
     made = check(module(build, (8,)), FUSE)
     assert names(made)["linalg.generic"] == 2
+
+
+def chain(length: int, node: Node, x: SSAValue, start: SSAValue) -> SSAValue:
+    for i in range(length):
+        if i % 2:
+            start = node(f"Tanh{i}").elementwise([start], f32, lambda b, e: b(math.TanhOp, *e))
+        else:
+            start = multiply(node, f"Mul{i}", start, x)
+    return start
+
+
+def test_the_work_for_a_chain_is_linear_in_its_length(monkeypatch):
+    """Every op that changes bodies is counted; four times the nodes take about four times the moves."""
+    moved = 0
+    move_body = fusion.move_body
+
+    def counted(source, *args):
+        nonlocal moved
+        moved += len(source.ops)
+        return move_body(source, *args)
+
+    monkeypatch.setattr(fusion, "move_body", counted)
+    moves: list[int] = []
+    for length in (400, 1600):
+        moved = 0
+        made = apply(module(lambda node, x, n=length: chain(n, node, x, x), (2, 2)), FUSE)
+        bodies = [len(op.body.block.ops) - 1 for op in ops(made) if op.name == "linalg.generic"]
+        assert sum(bodies) == length and max(bodies) == BODY_LIMIT
+        assert len(bodies) == -(-length // BODY_LIMIT)
+        moves.append(moved)
+    assert 0 < 3 * moves[0] < moves[1] < 5 * moves[0]
+
+
+def test_an_epilogue_is_as_long_as_a_body():
+    def build(node: Node, x: SSAValue, y: SSAValue) -> SSAValue:
+        return chain(BODY_LIMIT + 6, node, x, node("MatMul").insert(qmm.MatmulOp(x, y)).result)
+
+    made = module(build, (2, 2), (2, 2))
+    check(
+        made,
+        "qmm-fuse-epilogue",
+        FUSE,
+        "qmm-fuse-epilogue",
+        inputs=[np.eye(2, dtype=np.float32)] * 2,
+    )
+    epilogue = only(made, qmm.MatmulOp).epilogue
+    assert epilogue is not None and len(epilogue.block.ops) - 1 == BODY_LIMIT
+    assert len(only(made, linalg.GenericOp).body.block.ops) - 1 == 6
+
+
+def test_a_tensor_with_many_readers_is_left_alone():
+    def build(node: Node, x: SSAValue) -> list[SSAValue]:
+        y = add(node, "Add", x, x)
+        return [exp(node, f"Exp{i}", y) for i in range(5)]
+
+    made = check(module(build, (2, 2)), FUSE)
+    assert count(made, arith.AddfOp) == 1 and names(made)["linalg.generic"] == 6

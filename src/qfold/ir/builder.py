@@ -217,7 +217,9 @@ class TensorBuilder(_Inserter):
             # Nor a collapse_shape to one.
             first = AffineMap(0, 0, tuple(AffineExpr.constant(0) for _ in source))
             empty = self.empty((), element_type(x))
-            return self.generic([(x, first)], empty, AffineMap.identity(0), [], lambda b, e, _: e[0])
+            return self.generic(
+                [(x, first)], empty, AffineMap.identity(0), [], lambda b, e, _: e[0]
+            )
         for wide, narrow, expand in ((source, target, False), (target, source, True)):
             groups = reassociation(wide, narrow)
             if groups is not None:

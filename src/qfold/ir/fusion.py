@@ -55,6 +55,11 @@ _VIEWS = (
     tensor.ExtractSliceOp,
 )
 
+BODY_LIMIT = 64
+"""Ops that a body may come to hold by fusion. One more pass over memory costs little beside that many ops per element, and
+each fusion costs as much as the body is long: without a limit, a chain of n nodes would cost n^2.
+"""
+
 _SPLAT_LIMIT = 4096
 """Constants of more elements than this are not searched for a single value."""
 
@@ -110,16 +115,20 @@ class Access:
             access = access.through_view()
 
 
-def readers(value: SSAValue) -> list[tuple[Operation, int]]:
+def readers(value: SSAValue) -> Iterator[tuple[Operation, int]]:
     """(op, operand number) of everything that reads the value, directly or through views; readers inside of bodies too."""
-    found: list[tuple[Operation, int]] = []
     for use in value.uses:
         op = use.operation
         if isinstance(op, _VIEWS) and use.index == 0:
-            found.extend(readers(op.results[0]))
+            yield from readers(op.results[0])
         else:
-            found.append((op, use.index))
-    return found
+            yield op, use.index
+
+
+def fits(body: Block | None, other: Block) -> bool:
+    """Whether one body made of both, which end in a yield each, would stay within `BODY_LIMIT`."""
+    blocks = [other] if body is None else [body, other]
+    return sum(len(b.ops) - 1 for b in blocks) <= BODY_LIMIT
 
 
 def is_producer(op: linalg.GenericOp) -> bool:

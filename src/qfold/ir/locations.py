@@ -44,7 +44,12 @@ def fuse_locations(locations: Iterable[LocationAttr]) -> LocationAttr:
 
 def node_names(op: Operation) -> tuple[str, ...]:
     """The names of the ONNX nodes that `op` comes from, in order; empty when it comes from none."""
-    return tuple(leaf.desc.data for leaf in _leaves(op.location) if isinstance(leaf, NameLoc))
+    return location_names(op.location)
+
+
+def location_names(location: LocationAttr) -> tuple[str, ...]:
+    """The names of the ONNX nodes in a location, in order."""
+    return tuple(leaf.desc.data for leaf in _leaves(location) if isinstance(leaf, NameLoc))
 
 
 def describe_location(op: Operation) -> str:

@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of, type_of
+from qfold.dialects.element_types import bit_width, is_unsigned
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.constants import constant_array, constant_weight
 
@@ -247,6 +248,22 @@ def _stored(quant: QuantAttr, traced: QuantizedConstant) -> QuantAttr | str:
     if quant.block_size is None and quant.axis is not None and quant.axis not in inverse:
         return f"a scale along the axis {quant.axis}, which has one element"
     return _along(quant, inverse, traced.weight.shape)
+
+
+def middle(storage: IntegerType) -> int:
+    """The middle of an unsigned range: what the signed type of the same width calls 0."""
+    return 1 << (bit_width(storage) - 1)
+
+
+def reads_better_as_signed(quant: QuantAttr) -> bool:
+    """Whether unsigned integers have zero points that lie nearer to the middle of their range than to 0.
+
+    The correction `zero point * row_sum` loses to rounding what it is larger than the sum that it corrects (docs/numerics.md).
+    """
+    if not is_unsigned(quant.storage):
+        return False
+    zeros = quant.zero_points
+    return int(np.abs(zeros - middle(quant.storage)).sum()) < int(zeros.sum())
 
 
 def uniform(values: npt.NDArray[Any]) -> bool:

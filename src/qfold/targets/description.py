@@ -35,6 +35,8 @@ class Kernel:
     for this kernel. None: the kernel is printed from the op itself, and has the op's types (never for a contraction)."""
     strided: frozenset[str] = frozenset()
     """Operands that may have any static strides. All others are dense and row-major, from any offset."""
+    joins: bool = False
+    """Whether it also takes functions of several loop nests, which hand each other buffers and variables."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,12 @@ HOST = Target(
         Kernel("c.window_sum", "qkernel.window_sum", {"x": _F32, "y": _F32}, strided=_STRIDED),
         # Loop nests are printed from the op itself, whatever its types and strides are.
         *(
-            Kernel("c.loops", op, strided=frozenset({"inputs", "outputs", "source", "destination"}))
+            Kernel(
+                "c.loops",
+                op,
+                strided=frozenset({"inputs", "outputs", "source", "destination"}),
+                joins=op == "linalg.generic",
+            )
             for op in _LOOPS
         ),
     ),

@@ -7,20 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from qfold.tools.errors import ToolError
-
-try:
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.relocation import RelocationSection
-    from elftools.elf.sections import SymbolTableSection
-except ImportError as missing:  # pragma: no cover - depends on the environment
-    raise ToolError(
-        "the call audit reads object files with pyelftools, which is not installed: pip install 'qfold[verify]'"
-    ) from missing
 
 _CALLS = {
     "EM_X86_64": {4},  # PLT32; PC32 may be data
@@ -51,10 +42,22 @@ class Symbol:
     """Another object must define it."""
 
 
+def require_library() -> None:
+    """`ToolError` when pyelftools is not installed: a plain installation compiles without it."""
+    if find_spec("elftools") is None:
+        raise ToolError(
+            "the audit of object files needs pyelftools, which is not installed: pip install 'qfold[verify]'"
+        )
+
+
 class ObjectFile:
     """One relocatable object. `ToolError` when the file is not one, or of a machine whose calls are not known here."""
 
     def __init__(self, path: Path):
+        require_library()
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+
         self.path = path
         try:
             self._stream = path.open("rb")
@@ -78,6 +81,8 @@ class ObjectFile:
 
     @cached_property
     def _table(self) -> list[Symbol]:
+        from elftools.elf.sections import SymbolTableSection
+
         sections: Any = self._elf.iter_sections()
         tables: list[Any] = [s for s in sections if isinstance(s, SymbolTableSection)]
         symbols: list[Symbol] = []
@@ -110,6 +115,8 @@ class ObjectFile:
 
     def calls(self, function: str) -> list[str]:
         """What `function` calls in other translation units, in the order of the code."""
+        from elftools.elf.relocation import RelocationSection
+
         home = self.defined.get(function)
         if home is None or not home.is_function:
             raise ToolError(f"{self.path} does not define the function {function}")

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Operation
 
-from qfold.backend.c.kernels import parameters
+from qfold.backend.c.kernels import compute_ops, parameters
 from qfold.backend.c.loops import loop_extents
 from qfold.backend.c.program import Dispatch, NotLevel3, Program, WeightData
 from qfold.dialects import qkernel
@@ -43,14 +43,14 @@ class KernelRecord:
     kernel: str
     """Its name in the target's kernel table."""
     op: str
-    """The IR op that it is the body of, such as `qkernel.dequant_matmul`."""
+    """The IR op that it is the body of, such as `qkernel.dequant_matmul`; the last one, where loop nests share a function."""
     nodes: tuple[str, ...]
     """ONNX nodes."""
     operands: tuple[Operand, ...]
     macs: int
     """Multiply-accumulates of a contraction (padding counted), additions of a window sum, 0 for loops."""
     iterations: int
-    """Size of the iteration space."""
+    """Size of the iteration space, of all loop nests together."""
     weight_bytes: int
     """Bytes of constants that it reads."""
 
@@ -84,7 +84,8 @@ def _record(dispatch: Dispatch) -> KernelRecord:
             )
         )
     weights = {p.root.symbol: p.root for p in dispatch.operands if isinstance(p.root, WeightData)}
-    iterations = iteration_count(op)
+    nests = [o for o in compute_ops(kernel.function) if not isinstance(o, linalg.FillOp)] or [op]
+    iterations = sum(iteration_count(nest) for nest in nests)
     contraction = isinstance(op, qkernel.CONTRACTIONS)
     return KernelRecord(
         dispatch.ordinal,

@@ -13,6 +13,7 @@ from qfold.tools.arrays import Array
 from qfold.tools.audit import AuditResult, Objects, audit
 from qfold.tools.comparison import DispatchResult, OutputResult, check_dispatch, check_outputs
 from qfold.tools.driver import Compilation, import_tensor_module
+from qfold.tools.elf import require_library
 from qfold.tools.manifest import manifest, program_of
 from qfold.tools.terminal import Terminal
 
@@ -44,6 +45,7 @@ def verify(
     The outputs are those of the plain build, the dispatches those of the checked one; both come from the same sources. Raises
     `BuildError` and `RunError` when the network cannot be built or run.
     """
+    require_library()
     terminal = terminal or Terminal(quiet=True)
     module = compilation.kernels
     with terminal.step("Building"):

@@ -26,6 +26,7 @@ from xdsl.dialects.builtin import (
     ModuleOp,
     StringAttr,
 )
+from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
@@ -36,6 +37,8 @@ from qfold.transforms.buffer_accesses import accesses
 
 _Indices = npt.NDArray[np.int64]
 _NOBODY = -1
+_VARIABLE = 1 << 30
+"""The identity of buffers inside of functions, which are in no plan."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +245,12 @@ class _Replay:
             buffer = self._values[argument]
             assert isinstance(buffer, _Buffer)
             values[parameter] = buffer
+        self._check_apart(call, callee, ordinal, function, values)
         for op in function.body.block.ops:
             if isinstance(op, arith.ConstantOp | func.ReturnOp):
+                continue
+            if isinstance(op, memref.AllocOp):
+                values[op.memref] = self._variable(op.memref, callee)
                 continue
             self._step += 1
             reads, writes = accesses(op)
@@ -251,6 +258,37 @@ class _Replay:
                 self._read(call, callee, ordinal, values[value], value in writes)
             for value in writes:
                 self._write(call, callee, ordinal, values[value])
+
+    def _variable(self, value: SSAValue, callee: str) -> _Buffer:
+        """A buffer inside of a function, which is memory of its own for one call."""
+        shape = cast(MemRefType[Attribute], value.type).get_shape()
+        size = int(np.prod(shape, dtype=np.int64))
+        memory = _Memory(
+            f"a variable of @{callee}", np.full(size, _NOBODY, np.int32), np.full(size, -1)
+        )
+        elements = np.arange(size, dtype=np.int64).reshape(shape)
+        return _Buffer(memory, _VARIABLE, elements, 1, elements)
+
+    def _check_apart(
+        self,
+        call: Operation,
+        callee: str,
+        ordinal: int,
+        function: func.FuncOp,
+        values: dict[SSAValue, _Buffer],
+    ) -> None:
+        """Loop nests that share a function may run interleaved: then what one writes must be no part of another argument."""
+        nests = [op for op in function.body.block.ops if isinstance(op, linalg.GenericOp)]
+        if len(nests) < 2:
+            return
+        written = {value for op in nests for value in accesses(op)[1] if value in values}
+        for value in written:
+            here = values[value]
+            for other, there in values.items():
+                if other is value or there.memory is not here.memory or here.memory is None:
+                    continue
+                if np.intersect1d(here.units(), there.units()).size:
+                    self._fail(call, callee, ordinal, "passes loop nests the same bytes twice")
 
     def _read(
         self, call: Operation, callee: str, ordinal: int, buffer: _Buffer, also_written: bool
@@ -297,6 +335,8 @@ class _Replay:
         memory.owners[units] = buffer.identity
 
     def _touch(self, buffer: _Buffer, callee: str, ordinal: int) -> None:
+        if buffer.identity == _VARIABLE:
+            return
         first, _ = self._spans.setdefault(buffer.identity, (ordinal, ordinal))
         self._spans[buffer.identity] = first, ordinal
         self._names.setdefault(buffer.identity, f"@{callee}")

@@ -11,8 +11,8 @@ from xdsl.context import Context
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType, f32
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Operation, SSAValue
-from xdsl.ir.affine import AffineExpr
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,
@@ -27,10 +27,16 @@ from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of, window_of
 from qfold.dialects.element_types import i32, i64
 from qfold.dialects.qmm import QuantAttr
-from qfold.ir.builder import TensorBuilder, element_type
+from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.generics import cloned_epilogue, erase_dead
 from qfold.ir.locations import fuse_locations, replace_op
-from qfold.ir.quantized import QuantizedConstant, trace_quantized, uniform
+from qfold.ir.quantized import (
+    QuantizedConstant,
+    middle,
+    reads_better_as_signed,
+    trace_quantized,
+    uniform,
+)
 
 REASON = "qmm.reason"
 GATHER = "qmm.gather"
@@ -51,26 +57,75 @@ def keep_attributes(new_op: Operation, old_op: Operation) -> None:
             new_op.attributes[name] = value
 
 
-def scale_off_k(
-    quant: QuantAttr, k_axis: int
-) -> tuple[QuantAttr, npt.NDArray[np.float32] | None] | str:
-    """(quantisation without a scale along K, factors of the activation along K or None), or what stands against it.
+@dataclass(frozen=True)
+class OffK:
+    """A dequantised weight as `factors[k] * (dequantize(w, quant) - scale * offsets[k])`, `quant` without a scale along K."""
 
-    `sum_k a_k * (s_k * (w_kn - zp)) = sum_k (a_k * s_k) * (w_kn - zp)`.
+    quant: QuantAttr
+    factors: npt.NDArray[np.float32] | None = None
+    """None: 1."""
+    offsets: npt.NDArray[np.float32] | None = None
+    """Exact integers; None: 0. `quant` is per tensor where there are any, and `scale` its scale."""
+
+
+def scale_off_k(quant: QuantAttr, k_axis: int) -> OffK | str:
+    """What belongs to the activation taken out of the weight's quantisation, or what stands against it.
+
+    `sum_k a_k * s_k * (w_kn - z_k) = sum_k a_k * s_k * (w_kn - z) - sum_k a_k * s_k * (z_k - z)` for any z. That is 0, or the
+    middle of an unsigned type, which hoisting turns into 0: either way the bytes stay as other readers have them.
     """
     if quant.granularity == "block":
         if quant.axis == k_axis:
-            return quant, None
+            return OffK(quant)
         return f"blocks along axis {quant.axis} of the weight, the output features"
     if quant.axis != k_axis:
-        return quant, None
+        return OffK(quant)
     scales, zeros = quant.scales, quant.zero_points
-    if not uniform(zeros):
-        return f"a scale and differing zero points along K, axis {quant.axis} of the weight"
-    zero = zeros.flat[0] if zeros.size else 0
-    if uniform(scales):
-        return QuantAttr.get(quant.storage, scales.flat[0] if scales.size else 1.0, zero), None
-    return QuantAttr.get(quant.storage, 1.0, zero), scales
+    one = uniform(scales)
+    scale = np.float32(1.0) if not one or not scales.size else scales.flat[0]
+    factors = None if one else scales
+    if uniform(zeros):
+        zero = zeros.flat[0] if zeros.size else 0
+        return OffK(QuantAttr.get(quant.storage, scale, zero), factors)
+    zero = middle(quant.storage) if reads_better_as_signed(quant) else 0
+    offsets = (zeros.astype(np.int64) - zero).astype(np.float32)
+    if not np.array_equal(offsets.astype(np.int64) + zero, zeros):
+        return f"zero points along K, axis {quant.axis} of the weight, too large for f32"
+    return OffK(QuantAttr.get(quant.storage, scale, zero), factors, offsets)
+
+
+def _correction(
+    builder: TensorBuilder, op: qmm.MatmulOp, a: SSAValue, off_k: OffK
+) -> tuple[SSAValue, AffineMap, Region]:
+    """`sum_k a[..., m, k] * offsets[k]`, its map, and the epilogue of `op` with scale times that subtracted first."""
+    assert off_k.offsets is not None
+    rank = len(shape_of(a))
+    row, k = AffineMap(rank, 0, tuple(map(AffineExpr.dimension, range(rank - 1)))), rank - 1
+    total = builder.generic(
+        [
+            (a, AffineMap.identity(rank)),
+            (builder.constant(off_k.offsets, f32), AffineMap(rank, 0, (AffineExpr.dimension(k),))),
+        ],
+        builder.fill(shape_of(a)[:-1], f32, 0.0),
+        row,
+        ["parallel"] * k + ["reduction"],
+        lambda b, e, sum_: b(arith.AddfOp, sum_, b(arith.MulfOp, e[0], e[1])),
+    )
+    region = cloned_epilogue(op)
+    if region is None:
+        region = Region(Block(arg_types=[f32]))
+        yield_op = qmm.YieldOp(region.block.args[0])
+        ScalarBuilder(region.block, op.location).insert(yield_op)
+    block = region.block
+    accumulator = block.args[0]
+    element: SSAValue = block.insert_arg(f32, len(block.args))
+    b = ScalarBuilder(InsertPoint.at_start(block), builder.location)
+    scale = float(off_k.quant.scales)
+    if scale != 1.0:
+        element = b(arith.MulfOp, element, b.constant(scale, f32))
+    difference = b(arith.SubfOp, accumulator, element)
+    accumulator.replace_uses_with_if(difference, lambda use: use.operation is not difference.owner)
+    return total, row, region
 
 
 def _swap_last(rank: int) -> list[int]:
@@ -116,7 +171,6 @@ class FuseMatmul(RewritePattern):
         off_k = scale_off_k(quant, 1 if transpose_b else 0)
         if isinstance(off_k, str):
             return off_k
-        quant, factors = off_k
         location = fuse_locations((op.location, *(o.location for o in value.ops)))
         builder = TensorBuilder(InsertPoint.before(op), location)
         a = op.b if on_the_left else op.a
@@ -125,21 +179,28 @@ class FuseMatmul(RewritePattern):
         a = builder.reshape(a, (*[1] * (rank - len(shape_of(a))), *shape_of(a)))
         if swap:
             a = builder.transpose(a, _swap_last(rank))
-        if factors is not None:
-            vector = builder.constant(factors, f32)
+        if off_k.factors is not None:
+            vector = builder.constant(off_k.factors, f32)
             a = builder.elementwise([a, vector], f32, lambda b, e: b(arith.MulfOp, e[0], e[1]))
-        maps = op.maps
+        maps = list(op.maps)
         if on_the_left:
             dims = [AffineExpr.dimension(d) for d in _swap_last(rank)]
             maps = [m.replace_dims_and_symbols(dims, [], rank, 0) for m in maps]
+        operands = list(op.epilogue_operands)
+        if off_k.offsets is None:
+            epilogue = cloned_epilogue(op)
+        else:
+            correction, row, epilogue = _correction(builder, op, a, off_k)
+            operands.append(correction)
+            maps.append(row)
         new_op = qmm.DequantMatmulOp(
             a,
             weight,
-            quant,
+            off_k.quant,
             transpose_b=transpose_b,
-            epilogue_operands=op.epilogue_operands,
+            epilogue_operands=operands,
             epilogue_maps=maps,
-            epilogue=cloned_epilogue(op),
+            epilogue=epilogue,
             result_element_type=element_type(op.result),
         )
         keep_attributes(new_op, op)
@@ -237,8 +298,9 @@ class QmmFuseDequantPass(ModulePass):
     """Fuse dequantised constant weights into `qmm.matmul`, `qmm.conv` and gathers.
 
     Looks through transposes and reshapes of the weight, which become `transpose_b` and the shape of the weight's type. A scale
-    along K becomes a factor of the activation. Each reader is fused by itself; a dequantise that something else needs, such as a
-    function's result, stays. What cannot be fused keeps its op, with the reason in the string attribute `qmm.reason`.
+    along K becomes a factor of the activation, zero points along K a sum over the activation that the epilogue subtracts. Each
+    reader is fused by itself; a dequantise that something else needs, such as a function's result, stays. What cannot be fused
+    keeps its op, with the reason in the string attribute `qmm.reason`.
     """
 
     name = "qmm-fuse-dequant"

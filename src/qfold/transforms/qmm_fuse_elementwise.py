@@ -19,6 +19,7 @@ from qfold.ir.builder import TensorBuilder, element_type
 from qfold.ir.fusion import (
     Access,
     compose_views,
+    fits,
     fuse_producer,
     inline_single_values,
     inputs_of,
@@ -114,17 +115,19 @@ def may_fuse(op: linalg.GenericOp, producer: linalg.GenericOp) -> bool:
     if _only_reader(result, op) and not repeats_work(op, producer):
         return True
     work = cost(producer)
+    if work > _CHEAP_LIMIT:
+        return False
     if work == 0 and all(_size(v) < _size(result) for v in producer.inputs):
         return True  # a broadcast copy
-    others = readers(result)
-    if not all(_fuses_generics(reader, i) for reader, i in others):
-        return False
-    if work == 0:
-        return True
-    return (
-        work <= _CHEAP_LIMIT
-        and len({id(reader) for reader, _ in others}) <= _MAX_READERS
-        and not any(repeats_work(r, producer) for r, _ in others if isinstance(r, linalg.GenericOp))
+    others: dict[int, linalg.GenericOp] = {}
+    for reader, index in readers(result):
+        if not isinstance(reader, linalg.GenericOp) or not _fuses_generics(reader, index):
+            return False
+        others[id(reader)] = reader
+        if work > 0 and len(others) > _MAX_READERS:
+            return False
+    return work == 0 or (
+        not any(repeats_work(r, producer) for r in others.values())
         and sum(2 * _size(v) > _size(result) for v in producer.inputs) <= 1
         and not any(_is_for_epilogue(v) for v in producer.inputs)
     )
@@ -147,7 +150,9 @@ def _step(op: linalg.GenericOp) -> list[Operation] | None:
             producer = access.value.owner
             if isinstance(producer, linalg.GenericOp):
                 if is_producer(producer) and may_fuse(op, producer):
-                    if fuse_producer(op, index, access):
+                    if fits(op.body.block, producer.body.block) and fuse_producer(
+                        op, index, access
+                    ):
                         return [*access.views, producer]
                 break
             if access.views and isinstance(access.views[-1], linalg.TransposeOp):

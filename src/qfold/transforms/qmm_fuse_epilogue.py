@@ -18,6 +18,7 @@ from qfold.dialects.contraction import EpilogueOperation, shape_of
 from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.fusion import (
     Access,
+    fits,
     inline_body,
     inline_single_values,
     inputs_of,
@@ -118,6 +119,8 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     if not is_producer(generic) or not _movable(generic.body.block):
         return None
     body = generic.body.block
+    if not fits(op.epilogue_block, body):
+        return None
     if not shape_of(generic.results[0]) and body.first_op is body.last_op:
         return None  # a reshape to a scalar, which the new op would have to end in again
     inline_single_values(generic)
@@ -244,7 +247,7 @@ class QmmFuseEpiloguePass(ModulePass):
     """Fuse elementwise generics into the epilogues of the contractions that they alone read, as many as follow one another.
 
     Bias, activation, residual and quantisation end up there, so that none takes a pass of its own over memory. The contraction
-    moves down to where the generic was, as its operands are defined by then.
+    moves down to where the generic was, as its operands are defined by then. No epilogue grows beyond `ir.fusion.BODY_LIMIT` ops.
     """
 
     name = "qmm-fuse-epilogue"

@@ -15,29 +15,14 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import window_of
-from qfold.dialects.element_types import bit_width, is_unsigned, signless
+from qfold.dialects.element_types import bit_width, signless
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.generics import add_location, erase_dead, function_blocks, local_rewriter, rebuilt
 from qfold.ir.locations import replace_op
+from qfold.ir.quantized import middle, reads_better_as_signed
 
 Hoistable = qmm.DequantMatmulOp | qmm.DequantConvOp
 WeightKey = tuple[str, TensorType[Attribute]]
-
-
-def middle(storage: IntegerType) -> int:
-    """The middle of an unsigned range: what the signed type of the same width calls 0."""
-    return 1 << (bit_width(storage) - 1)
-
-
-def reads_better_as_signed(quant: QuantAttr) -> bool:
-    """Whether unsigned integers have zero points that lie nearer to the middle of their range than to 0.
-
-    The correction `zero point * row_sum` loses to rounding what it is larger than the sum that it corrects (docs/numerics.md).
-    """
-    if not is_unsigned(quant.storage):
-        return False
-    zeros = quant.zero_points
-    return int(np.abs(zeros - middle(quant.storage)).sum()) < int(zeros.sum())
 
 
 def centred_quant(quant: QuantAttr) -> QuantAttr:

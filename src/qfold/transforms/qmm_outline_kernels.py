@@ -26,31 +26,48 @@ from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel
 from qfold.dialects.contraction import EpilogueOperation, GroupedOperation, shape_of, type_of
+from qfold.dialects.element_types import byte_size
 from qfold.ir.layouts import Layout
-from qfold.ir.locations import describe_location, fuse_locations, node_names
+from qfold.ir.locations import describe_location, fuse_locations, location_names
 from qfold.ir.operands import named_operands
+from qfold.ir.shared_loops import SharedLoops, accesses, loaded, shared_loops, starts
 
 COMPUTE = (*qkernel.CONTRACTIONS, linalg.GenericOp, linalg.FillOp, memref.CopyOp)
+VIEWS = (
+    memref.CollapseShapeOp,
+    memref.ExpandShapeOp,
+    memref.SubviewOp,
+    memref.ReinterpretCastOp,
+    memref.CastOp,
+)
+"""Ops on memrefs that only see a buffer in another way."""
 
 _HINTS = {"inputs": "in", "outputs": "out"}
 
 _NAME_LENGTH = 64
 """Longest part of a symbol that comes from an ONNX name."""
 
+_NEAR_BYTES = 16 * 1024
+"""Loop nests share loops when what they hand to each other at one point of them stays in the nearest cache until it is read."""
+
 
 @dataclass(frozen=True)
 class QmmOutlineKernelsPass(ModulePass):
     """Move each contraction and loop nest of `@main` to a private function, one for all equal contractions.
 
-    A `linalg.fill` goes with the reduction that starts from it, so that it makes no pass over memory of its own.
+    A `linalg.fill` goes with the reduction that starts from it, so that it makes no pass over memory of its own. For the same
+    reason a loop nest joins the one before it when it reads what that one writes, and both can run under common outer loops:
+    a normalisation goes through each row once, and what it holds per row (a mean, a maximum) is a variable, not a buffer.
+    With `join=false` each loop nest has a function of its own.
     """
 
     name = "qmm-outline-kernels"
+    join: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         main = main_function(op)
         outliner = _Outliner(main, {f.sym_name.data for f in functions(op)})
-        for ordinal, group in enumerate(_groups(main.body.block)):
+        for ordinal, group in enumerate(_groups(main.body.block, self.join)):
             outliner.outline(group, ordinal)
         outliner.fuse_locations()
         outliner.erase_unused_scalars()
@@ -72,25 +89,82 @@ def main_function(module: ModuleOp) -> func.FuncOp:
     raise PassFailedException("the module has no function @main")
 
 
-def _groups(block: Block) -> Iterator[list[Operation]]:
-    """The compute ops of each dispatch, in order: one op, or a fill and the generic that accumulates on it."""
+def _groups(block: Block, join: bool) -> Iterator[list[Operation]]:
+    """The compute ops of each dispatch, in order: an op, with the fill that it accumulates on, and the loop nests that join it."""
+    group: list[Operation] = []
     fill: linalg.FillOp | None = None
     for op in list(block.ops):
         if not isinstance(op, COMPUTE):
             continue
-        if fill is not None:
-            if isinstance(op, linalg.GenericOp) and op.outputs[0] is fill.outputs[0]:
-                yield [fill, op]
-                fill = None
-                continue
-            yield [fill]
-            fill = None
         if isinstance(op, linalg.FillOp):
+            if fill is not None:
+                yield from (g for g in (group, [fill]) if g)
+                group = []
             fill = op
+            continue
+        own = fill is None or starts(fill, op)
+        unit = [op] if fill is None or not own else [fill, op]
+        if join and own and _joins(group, unit):
+            group += unit
         else:
-            yield [op]
-    if fill is not None:
-        yield [fill]
+            yield from (g for g in (group, [fill] if fill is not None and not own else []) if g)
+            group = unit
+        fill = None
+    yield from (g for g in (group, [fill] if fill is not None else []) if g)
+
+
+def _generics(group: Sequence[Operation]) -> list[linalg.GenericOp] | None:
+    """The loop nests of a group; None when it holds another compute op."""
+    ops = [op for op in group if not isinstance(op, linalg.FillOp)]
+    generics = [op for op in ops if isinstance(op, linalg.GenericOp)]
+    return generics if generics and len(generics) == len(ops) else None
+
+
+def _joins(group: Sequence[Operation], unit: Sequence[Operation]) -> bool:
+    """Whether the loop nest of `unit` runs best under common loops with those of `group`, some of which it depends on."""
+    before, joined = _generics(group), _generics([*group, *unit])
+    if before is None or joined is None:
+        return False
+    written = {op.outputs[0] for op in before}
+    if not any(value in written for value in joined[-1].inputs) or _aliases(joined):
+        return False
+    known, shared = shared_loops(before), shared_loops(joined)
+    if shared.depth == 0 or (shared.points == 1 and known.points > 1):
+        return False
+    return sum(_bytes_per_point(v, shared) for v in _handed_over(joined)) <= _NEAR_BYTES
+
+
+def _handed_over(generics: Sequence[linalg.GenericOp]) -> set[SSAValue]:
+    """What one of the ops writes and another one reads or writes."""
+    written = {op.outputs[0] for op in generics}
+    seen: set[SSAValue] = set()
+    again: set[SSAValue] = set()
+    for op in generics:
+        values = {value for value, _ in accesses(op)} & written
+        again |= values & seen
+        seen |= values
+    return again
+
+
+def _bytes_per_point(value: SSAValue, shared: SharedLoops) -> int:
+    return byte_size(type_of(value).get_element_type(), shared.elements_per_point(value))
+
+
+def _aliases(generics: Sequence[linalg.GenericOp]) -> bool:
+    """Whether one of the ops writes a buffer that is also used through another view: in which order then matters."""
+    used = {v for op in generics for v in (*(value for value, _ in accesses(op)), *loaded(op))}
+    return any(
+        value is not other and _root(value) is _root(other)
+        for value in {op.outputs[0] for op in generics}
+        for other in used
+    )
+
+
+def _root(value: SSAValue) -> SSAValue:
+    """The buffer that a memref is a view of."""
+    while isinstance(value.owner, VIEWS):
+        value = value.owner.operands[0]
+    return value
 
 
 class _Outliner:
@@ -105,7 +179,12 @@ class _Outliner:
 
     def outline(self, group: Sequence[Operation], ordinal: int) -> None:
         """Replace a group of ops of main by a call."""
-        arguments = list(dict.fromkeys(v for op in group for v in self._arguments(op)))
+        variables = _variables(group)
+        arguments = [
+            v
+            for v in dict.fromkeys(v for op in group for v in self._arguments(op))
+            if v.owner not in variables
+        ]
         # What is written comes last.
         last = group[-1].operands[-1] if not isinstance(group[-1], GroupedOperation) else None
         if last is not None:
@@ -114,7 +193,7 @@ class _Outliner:
         location = _location(group)
         call_before = group[-1].next_op
         assert call_before is not None
-        function = self._function(group, arguments)
+        function = self._function([*variables, *group], arguments, location)
         operands = self._operands(arguments, call_before, location)
         call = func.CallOp(function.sym_name.data, operands, [])
         call.attributes["qmm.dispatch"] = IntegerAttr(ordinal, i64)
@@ -153,9 +232,12 @@ class _Outliner:
             operands.append(value)
         return operands
 
-    def _function(self, group: Sequence[Operation], arguments: Sequence[SSAValue]) -> func.FuncOp:
+    def _function(
+        self, group: Sequence[Operation], arguments: Sequence[SSAValue], location: LocationAttr
+    ) -> func.FuncOp:
         """The function of a group, which is taken out of main: a new one, or an equal one that is there already."""
-        base = symbol_base(group[-1])
+        kernel = group[-1]
+        base = symbol_base(kernel, location)
         block = Block(arg_types=[argument_type(v) for v in arguments])
         values: dict[SSAValue, SSAValue] = dict(zip(arguments, block.args, strict=True))
         for op in group:
@@ -175,11 +257,12 @@ class _Outliner:
                     inner.operands[index] = values.get(operand, operand)
             block.add_op(op)
         block.add_op(func.ReturnOp())
-        for name, value in reversed(named_operands(group[-1])):
-            value.name_hint = _HINTS.get(name, name)
+        for op in group:
+            for name, value in reversed(named_operands(op)):
+                value.name_hint = _HINTS.get(name, name)
         function = func.FuncOp(base, (block.arg_types, ()), Region(block), "private")
-        function.location = _location(group)
-        if isinstance(group[-1], qkernel.CONTRACTIONS):
+        function.location = location
+        if isinstance(kernel, qkernel.CONTRACTIONS):
             for known in self._equal.setdefault(base, []):
                 name = known.sym_name
                 known.properties["sym_name"] = function.sym_name
@@ -219,11 +302,32 @@ class _Outliner:
 
 
 def _location(group: Sequence[Operation]) -> LocationAttr:
-    """That of the op that the group is there for: a fill before it may start the reductions of many nodes."""
-    location = group[-1].location
+    """That of the ops that the group is there for: a fill before one may start the reductions of many nodes."""
+    location = fuse_locations(op.location for op in group if not isinstance(op, linalg.FillOp))
     if isinstance(location, UnknownLoc):
         return fuse_locations(op.location for op in group)
     return location
+
+
+def _variables(group: Sequence[Operation]) -> list[memref.AllocOp]:
+    """The buffers that only loop nests of the group use, and of which one point of their loops has one element."""
+    generics = _generics(group)
+    if generics is None or len(generics) == 1:
+        return []
+    shared = shared_loops(generics)
+    return [
+        value.owner
+        for value in dict.fromkeys(op.outputs[0] for op in generics)
+        if isinstance(value.owner, memref.AllocOp)
+        and shared.elements_per_point(value) == 1
+        and all(_user(use.operation) in group for use in value.uses)
+    ]
+
+
+def _user(op: Operation) -> Operation:
+    """The compute op that uses a buffer, itself or in its body."""
+    parent = op.parent_op()
+    return parent if isinstance(parent, linalg.GenericOp) else op
 
 
 def _kernel(function: func.FuncOp) -> Operation:
@@ -242,12 +346,12 @@ def argument_type(value: SSAValue) -> MemRefType[Attribute]:
 # Symbols.
 
 
-def symbol_base(op: Operation) -> str:
+def symbol_base(op: Operation, location: LocationAttr) -> str:
     """The symbol for `op`, before numbering: types, layout and shape of a contraction, the ONNX node of anything else."""
     if isinstance(op, qkernel.CONTRACTIONS):
         return _CONTRACTION_NAMES[type(op)](op)
     prefix = {"linalg.generic": "node", "linalg.fill": "fill", "memref.copy": "copy"}[op.name]
-    names = node_names(op)
+    names = location_names(location)
     if not names:
         return f"{prefix}_unnamed"
     base = f"{prefix}_{identifier(names[0])}"

@@ -28,15 +28,7 @@ from xdsl.utils.exceptions import PassFailedException
 from qfold.dialects.element_types import byte_size
 from qfold.targets import Target, target_named
 from qfold.transforms.memory_plan import Lifetime, Plan, plan
-from qfold.transforms.qmm_outline_kernels import main_function
-
-VIEWS = (
-    memref.CollapseShapeOp,
-    memref.ExpandShapeOp,
-    memref.SubviewOp,
-    memref.ReinterpretCastOp,
-    memref.CastOp,
-)
+from qfold.transforms.qmm_outline_kernels import VIEWS, main_function
 
 
 @dataclass(frozen=True)

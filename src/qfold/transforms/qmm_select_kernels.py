@@ -55,9 +55,15 @@ def select(function: func.FuncOp, target: Target) -> Kernel:
     op = computed(function)
     operands = memref_operands(op)
     rows = target.kernels_of(op.name)
+    nests = [o for o in function.body.block.ops if isinstance(o, linalg.GenericOp)]
     refusals: list[str] = []
     for row in rows:
         refusal = refuses(row, op, operands)
+        if len(nests) > 1 and not row.joins:
+            refusal = f"it is for one loop nest, not {len(nests)}"
+        elif refusal is None and len(nests) > 1:
+            found = (refuses(row, nest, memref_operands(nest)) for nest in nests)
+            refusal = next((r for r in found if r is not None), None)
         if refusal is None:
             return row
         refusals.append(f"{row.name}: {refusal}")
@@ -71,7 +77,7 @@ def select(function: func.FuncOp, target: Target) -> Kernel:
 
 
 def computed(function: func.FuncOp) -> Operation:
-    """The op that an outlined function is there for: its last compute op (a fill before it only prepares)."""
+    """The op that an outlined function is there for: its last compute op (what comes before it prepares)."""
     ops = [op for op in function.body.block.ops if isinstance(op, COMPUTE)]
     if not ops:
         raise PassFailedException(f"@{function.sym_name.data} holds nothing to select a kernel for")

@@ -1,0 +1,1 @@
+"""Random ONNX models against ONNX's reference, the interpreters at every level, and compiled C."""
