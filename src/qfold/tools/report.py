@@ -20,6 +20,7 @@ from qfold.dialects.element_types import STORAGE_TYPES, numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.locations import node_names
 from qfold.ir.quantized import trace_quantized
+from qfold.tools.amplification import largest_hoisting_factor
 from qfold.tools.arrays import TensorSpec, main_function
 from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.memory_plan import MemoryReport, memory_report
@@ -63,6 +64,8 @@ class TensorFacts:
     quantized: Sequence[tuple[WeightAttr, QuantAttr]]
     run_time_dequantizations: int
     """Dequantises of constants that are left: each makes a float copy in memory."""
+    hoisting_factor: float
+    """The largest of the hoisted contractions: see `amplification`."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ def tensor_facts(module: ModuleOp) -> TensorFacts:
             isinstance(op, qmm.DequantizeOp) and trace_quantized(op.result) is not None
             for op in module.walk()
         ),
+        largest_hoisting_factor(module),
     )
 
 

@@ -11,7 +11,13 @@ from qfold.frontend import LoadedModel
 from qfold.targets import target_named
 from qfold.tools.arrays import Array
 from qfold.tools.audit import AuditResult, Objects, audit
-from qfold.tools.comparison import DispatchResult, OutputResult, check_dispatch, check_outputs
+from qfold.tools.comparison import (
+    DispatchResult,
+    OutputResult,
+    check_dispatch,
+    check_outputs,
+    deviation_factor,
+)
 from qfold.tools.driver import Compilation, import_tensor_module
 from qfold.tools.elf import require_library
 from qfold.tools.manifest import manifest, program_of
@@ -23,6 +29,8 @@ class Verification:
     """All that was compared."""
 
     model: str
+    factor: float
+    """How many times the float32 reference's own deviation the outputs were allowed."""
     outputs: tuple[OutputResult, ...]
     dispatches: tuple[DispatchResult, ...]
     audit: tuple[AuditResult, ...]
@@ -74,5 +82,8 @@ def verify(
         ]
     with terminal.step("Checking outputs"):
         reference = import_tensor_module(model, compilation.options)
-        results = check_outputs(reference, compilation.outputs, inputs, outputs, expected)
-    return Verification(compilation.model, tuple(results), tuple(dispatches), tuple(audited))
+        factor = deviation_factor(compilation.facts.hoisting_factor)
+        results = check_outputs(reference, compilation.outputs, inputs, outputs, factor, expected)
+    return Verification(
+        compilation.model, factor, tuple(results), tuple(dispatches), tuple(audited)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,6 +13,7 @@ from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from qfold.backend.c.conv import print_conv, print_window_sum
+from qfold.backend.c.joined import print_joined
 from qfold.backend.c.layout import Buffer, c_type
 from qfold.backend.c.loops import print_copy, print_fill, print_generic
 from qfold.backend.c.matmul import print_dequant_matmul, print_matmul
@@ -22,6 +23,7 @@ from qfold.backend.c.text import Names, Writer
 from qfold.dialects import qkernel
 from qfold.dialects.contraction import EpilogueOperation
 from qfold.ir.locations import describe_location
+from qfold.ir.shared_loops import loaded, starts
 
 _LISTED = 6
 """ONNX nodes named in a kernel's comment."""
@@ -48,9 +50,11 @@ class Parameter:
 
 
 def compute_ops(function: func.FuncOp) -> list[Operation]:
-    """The ops of a kernel function but for constants and the return."""
+    """The ops of a kernel function but for constants, its own variables and the return."""
     return [
-        o for o in function.body.block.ops if not isinstance(o, arith.ConstantOp | func.ReturnOp)
+        o
+        for o in function.body.block.ops
+        if not isinstance(o, arith.ConstantOp | memref.AllocOp | func.ReturnOp)
     ]
 
 
@@ -61,9 +65,11 @@ def parameters(kernel: Kernel) -> list[Parameter]:
     wanted: dict[SSAValue, str] = {}
     written: set[SSAValue] = set()
     read: set[SSAValue] = set()
-    filled: set[SSAValue] = set()
-    for op in compute_ops(function):
-        _roles(op, wanted, written, read, filled)
+    ops = compute_ops(function)
+    for op in ops:
+        _roles(op, wanted, written, read)
+    if isinstance(kernel.op, linalg.GenericOp) and sum(isinstance(o, linalg.GenericOp) for o in ops) > 1:
+        wanted = _joined_names(block.args, written, kernel.op.outputs[0])
     names = Names()
     result: list[Parameter] = []
     for argument in block.args:
@@ -77,13 +83,20 @@ def parameters(kernel: Kernel) -> list[Parameter]:
     return result
 
 
+def _joined_names(
+    arguments: Sequence[SSAValue], written: set[SSAValue], result: SSAValue
+) -> dict[SSAValue, str]:
+    """The names of what several loop nests share: their result is `y`, what else they write `y1` ..., what they read `x0` ..."""
+    outputs = [v for v in arguments if v in written and v is not result]
+    inputs = [v for v in arguments if v not in written]
+    names = {v: f"y{i}" for i, v in enumerate(outputs, 1)} | {result: "y"}
+    return names | {v: f"x{i}" for i, v in enumerate(inputs)}
+
+
 def _roles(
-    op: Operation,
-    wanted: dict[SSAValue, str],
-    written: set[SSAValue],
-    read: set[SSAValue],
-    filled: set[SSAValue],
+    op: Operation, wanted: dict[SSAValue, str], written: set[SSAValue], read: set[SSAValue]
 ) -> None:
+    """What an op does with its buffers; read is what it reads of what the ops before it have not written."""
     if isinstance(
         op,
         qkernel.MatmulOp
@@ -106,21 +119,16 @@ def _roles(
     elif isinstance(op, linalg.GenericOp):
         for i, value in enumerate(op.outputs):
             wanted.setdefault(value, "y" if i == 0 else f"y{i}")
-            written.add(value)
-            if op.body.block.args[len(op.inputs) + i].uses and value not in filled:
-                read.add(value)
         for i, value in enumerate(op.inputs):
             wanted.setdefault(value, f"x{i}")
-            if op.body.block.args[i].uses:
-                read.add(value)
         for inner in op.body.block.ops:
             if isinstance(inner, memref.LoadOp):
                 wanted.setdefault(inner.memref, "table")
-                read.add(inner.memref)
+        read.update(v for v in _reads(op) if v not in written)
+        written.update(op.outputs)
     elif isinstance(op, linalg.FillOp):
         wanted.setdefault(op.outputs[0], "y")
         written.add(op.outputs[0])
-        filled.add(op.outputs[0])
     elif isinstance(op, memref.CopyOp):
         wanted.setdefault(op.destination, "y")
         wanted.setdefault(op.source, "x")
@@ -137,6 +145,13 @@ def signature(kernel: Kernel) -> str:
     if len(text) <= 106:
         return text
     return f"void {kernel.symbol}(\n    " + ",\n    ".join(declared) + ")"
+
+
+def _reads(op: linalg.GenericOp) -> Iterator[SSAValue]:
+    """The buffers whose elements the body uses."""
+    operands = (*op.inputs, *op.outputs)
+    yield from (v for v, a in zip(operands, op.body.block.args, strict=True) if a.uses)
+    yield from loaded(op)
 
 
 KernelPrinter = Callable[[Writer, Operation, Mapping[SSAValue, Buffer]], None]
@@ -200,14 +215,7 @@ def print_kernel(out: Writer, kernel: Kernel, nodes: tuple[str, ...]) -> None:
     out.comment(description(kernel, nodes))
     with out.block(signature(kernel)):
         body = Writer()
-        ops = compute_ops(function)
-        fill: linalg.FillOp | None = None
-        for op, following in zip(ops, [*ops[1:], None], strict=True):
-            if isinstance(op, linalg.FillOp) and _starts(op, following):
-                fill = op
-                continue
-            _print_op(body, kernel.kernel, op, buffers, fill)
-            fill = None
+        _print_ops(body, kernel, buffers)
         text = body.text()
         for p in found:
             if not _mentions(text, p.buffer.name):
@@ -215,15 +223,39 @@ def print_kernel(out: Writer, kernel: Kernel, nodes: tuple[str, ...]) -> None:
         out.lines(text.rstrip("\n").split("\n") if text.strip() else [])
 
 
-def _starts(fill: linalg.FillOp, following: Operation | None) -> bool:
-    """Whether `following` is the reduction whose accumulator `fill` starts."""
-    return (
-        isinstance(following, linalg.GenericOp)
-        and len(following.outputs) == 1
-        and following.outputs[0] is fill.outputs[0]
-        and bool(following.body.block.args[-1].uses)
-        and fill.outputs[0] not in following.inputs
-    )
+def _print_ops(out: Writer, kernel: Kernel, buffers: Mapping[SSAValue, Buffer]) -> None:
+    """The statements of a kernel function."""
+    function = kernel.function
+    ops = compute_ops(function)
+    nests = _joined_nests(ops)
+    if nests is not None and kernel.kernel == "c.loops":
+        variables = [o for o in function.body.block.ops if isinstance(o, memref.AllocOp)]
+        print_joined(out, nests, buffers, variables)
+        return
+    fill: linalg.FillOp | None = None
+    for op, following in zip(ops, [*ops[1:], None], strict=True):
+        if isinstance(op, linalg.FillOp) and starts(op, following):
+            fill = op
+            continue
+        _print_op(out, kernel.kernel, op, buffers, fill)
+        fill = None
+
+
+def _joined_nests(
+    ops: Sequence[Operation],
+) -> list[tuple[linalg.FillOp | None, linalg.GenericOp]] | None:
+    """The generics of a function, each with the fill that it starts from, if they are several and there is nothing else."""
+    nests: list[tuple[linalg.FillOp | None, linalg.GenericOp]] = []
+    fill: linalg.FillOp | None = None
+    for op, following in zip(ops, [*ops[1:], None], strict=True):
+        if isinstance(op, linalg.FillOp) and starts(op, following):
+            fill = op
+        elif isinstance(op, linalg.GenericOp):
+            nests.append((fill, op))
+            fill = None
+        else:
+            return None
+    return nests if len(nests) > 1 else None
 
 
 def _mentions(text: str, name: str) -> bool:
@@ -233,7 +265,8 @@ def _mentions(text: str, name: str) -> bool:
 
 def description(kernel: Kernel, nodes: tuple[str, ...]) -> str:
     """What a kernel computes, of which types, for which ONNX nodes."""
-    lines = [f"{kernel.kernel}: {_formula(kernel.op)}"]
+    nests = [o for o in compute_ops(kernel.function) if not isinstance(o, linalg.FillOp)]
+    lines = [f"{kernel.kernel}: {', then '.join(_formula(o) for o in nests or [kernel.op])}"]
     for p in parameters(kernel):
         note = "" if p.written and not p.read else " in and out" if p.written else ""
         role = "writes" if p.written and not p.read else "updates" if note else "reads"

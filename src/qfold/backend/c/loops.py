@@ -144,8 +144,22 @@ def _without(position: Linear | str, gone: set[str]) -> Linear | str:
     return Linear({n: c for n, c in position.terms.items() if n not in gone}, position.constant)
 
 
+@dataclass(frozen=True)
+class Variable(Buffer):
+    """A buffer of which the loops around have one element at a time: it is a variable, wherever that element would be."""
+
+    def load(self, position: Linear | str) -> str:
+        return self.name
+
+    def store(self, position: Linear | str, value: str) -> str:
+        return f"{self.name} = {without_parentheses(value)};"
+
+
 class GenericPrinter:
-    """Prints one generic; `fill` is the fill of its output that comes right before it, if any."""
+    """Prints one generic; `fill` is the fill of its output that comes right before it, if any.
+
+    The loops around it run through its first dimensions already, as many as `shared` says.
+    """
 
     def __init__(
         self,
@@ -153,6 +167,7 @@ class GenericPrinter:
         op: linalg.GenericOp,
         buffers: Mapping[SSAValue, Buffer],
         fill: linalg.FillOp | None,
+        shared: int = 0,
     ):
         if len(op.outputs) != 1:
             raise UnsupportedOp(op, "one output per generic")
@@ -165,19 +180,21 @@ class GenericPrinter:
         kinds = [i.data for i in op.iterator_types]
         indexed = _indexed(self._block)
         self._names = [
-            "0" if n == 1 and d not in indexed else f"i{d}" for d, n in enumerate(extents)
+            "0" if n == 1 and (d not in indexed or d < shared) else f"i{d}"
+            for d, n in enumerate(extents)
         ]
         dims = [Linear() if name == "0" else variable(name) for name in self._names]
         loops = [
             _Loop(name, n, kind is IteratorType.REDUCTION)
-            for name, n, kind in zip(self._names, extents, kinds, strict=True)
+            for name, n, kind in list(zip(self._names, extents, kinds, strict=True))[shared:]
             if name != "0"
         ]
         maps = [m.data for m in op.indexing_maps]
         operands: list[_Operand] = []
         for value, argument, map_ in zip(op.operands, self._block.args, maps, strict=True):
-            read = argument.uses or value is op.outputs[0]
             buffer = buffers[value]
+            read = argument.uses or value is op.outputs[0]
+            read = read and not isinstance(buffer, Variable)
             operands.append(_Operand(buffer, access(buffer, map_, dims) if read else Linear()))
         self._in_memory = _accumulates_in_memory(loops, operands[-1])
         loops = _ordered(loops, self._in_memory)
@@ -193,9 +210,14 @@ class GenericPrinter:
         if reductions and not self._in_memory:
             self._reduce(reductions)
             return
-        if self._fill is not None and self._block.args[-1].uses:
-            print_fill(self._out, self._fill, self._buffers)
         output = self._operands[-1]
+        if self._fill is not None and self._block.args[-1].uses:
+            start = ScalarPrinter(self._out).text(self._fill.inputs[0])
+            parallel = [x for x in self._loops if not x.reduction]
+            loops, targets = _collapse(parallel, [output], frozenset())
+            with ExitStack() as stack:
+                _open_all(self._out, stack, loops)
+                self._out.line(output.buffer.store(targets[0].position, start))
         with ExitStack() as stack:
             _open_all(self._out, stack, self._loops)
             value = self._body(output.buffer.load(output.position))
@@ -233,14 +255,21 @@ class GenericPrinter:
         combine = self._lane_op(reductions[-1])
         with ExitStack() as stack:
             _open_all(out, stack, [x for x in self._loops if not x.reduction])
-            out.line(f"{type_} acc = {start};")
+            accumulator = "acc"
+            if isinstance(output.buffer, Variable):
+                accumulator = output.buffer.name
+                if start != accumulator:
+                    out.line(f"{accumulator} = {start};")
+            else:
+                out.line(f"{type_} acc = {start};")
             with ExitStack() as inner:
                 _open_all(out, inner, reductions[: -1 if combine else None])
                 if combine is None:
-                    out.line(f"acc = {without_parentheses(self._body('acc'))};")
+                    out.line(f"{accumulator} = {without_parentheses(self._body(accumulator))};")
                 else:
-                    self._lanes(reductions[-1], combine)
-            out.line(output.buffer.store(output.position, "acc"))
+                    self._lanes(reductions[-1], combine, accumulator)
+            if accumulator == "acc":
+                out.line(output.buffer.store(output.position, "acc"))
 
     def _lane_op(self, loop: _Loop) -> Operation | None:
         """The op that combines element and accumulator, when the innermost reduction may be done in lanes."""
@@ -260,7 +289,7 @@ class GenericPrinter:
             return None
         return op
 
-    def _lanes(self, loop: _Loop, combine: Operation) -> None:
+    def _lanes(self, loop: _Loop, combine: Operation, accumulator: str) -> None:
         """Full rows of lanes, the rest one by one, then the lanes together."""
         out = self._out
         type_ = value_type(self._operands[-1].buffer.element)
@@ -275,7 +304,7 @@ class GenericPrinter:
             out.line(f"lane[l] = {without_parentheses(value)};")
         if loop.extent != whole:
             with out.loop(loop.name, loop.extent, whole):
-                out.line(f"acc = {without_parentheses(self._body('acc'))};")
+                out.line(f"{accumulator} = {without_parentheses(self._body(accumulator))};")
         half = _LANES // 2
         while half:
             with out.loop("l", half):
@@ -289,7 +318,7 @@ class GenericPrinter:
             f"({self._combined(combine, *rest[:2])})",
             f"({self._combined(combine, *rest[2:])})",
         )
-        out.line(f"acc = {self._combined(combine, 'acc', f'({total})')};")
+        out.line(f"{accumulator} = {self._combined(combine, accumulator, f'({total})')};")
 
     def _element(self, combine: Operation, names: Mapping[str, str]) -> str:
         """Print the body without its last step; returns what would be combined with the accumulator."""

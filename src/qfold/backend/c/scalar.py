@@ -216,11 +216,15 @@ class ScalarPrinter:
         return needed
 
     def _read(self, op: Operation) -> list[SSAValue]:
-        """The operands that the C form of `op` mentions: no index into a dimension of one element."""
+        """The operands that the C form of `op` mentions: of a load no loop index, and none of a dimension of one element."""
         if not isinstance(op, memref.LoadOp):
             return list(op.operands)
         shape = self._captured[op.memref].shape
-        return [i for i, extent in zip(op.indices, shape, strict=True) if extent != 1]
+        return [
+            i
+            for i, extent in zip(op.indices, shape, strict=True)
+            if extent != 1 and not isinstance(i.owner, linalg.IndexOp)
+        ]
 
     def combine(self, op: Operation, a: str, b: str) -> str:
         """The expression of the binary `op` on `a` and `b` instead of its operands."""
@@ -305,11 +309,12 @@ class ScalarPrinter:
         for index, extent, stride in zip(op.indices, buffer.shape, buffer.strides, strict=True):
             if extent == 1:
                 continue
-            text = self.text(index)
             if isinstance(index.owner, linalg.IndexOp):
                 text = self._indices[index.owner.dim.value.data]
-            elif not isinstance(index.owner, arith.ConstantOp):
-                text = f"qf_clamp_index({text}, {extent})"
+            elif isinstance(index.owner, arith.ConstantOp):
+                text = self.text(index)
+            else:
+                text = f"qf_clamp_index({self.text(index)}, {extent})"
             parts.append(text if stride == 1 else f"{text} * {stride}")
         return buffer.load(" + ".join(parts) or "0")
 

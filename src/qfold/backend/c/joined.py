@@ -1,0 +1,96 @@
+"""Several generics in one function: under the outer loops that they can share, what they hand over per point in variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from xdsl.dialects import memref
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.ir import SSAValue
+
+from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
+from qfold.backend.c.loops import GenericPrinter, Variable
+from qfold.backend.c.scalar import UnsupportedOp
+from qfold.backend.c.text import Writer
+from qfold.ir.generics import indexing_maps
+from qfold.ir.shared_loops import SharedLoops, accesses, shared_loops
+
+_DECLARATION = re.compile(r"(const )?\w+ \w+( =|\[)")
+"""A line of C that declares a variable."""
+
+
+def print_joined(
+    out: Writer,
+    nests: Sequence[tuple[linalg.FillOp | None, linalg.GenericOp]],
+    buffers: Mapping[SSAValue, Buffer],
+    locals_: Sequence[memref.AllocOp],
+) -> None:
+    """The loop nests of one function, each with the fill that its accumulator starts from."""
+    shared = shared_loops([op for _, op in nests])
+    known = {**buffers, **_variables([op for _, op in nests], buffers, locals_, shared)}
+    last = {op.outputs[0]: op for _, op in nests}
+    with ExitStack() as stack:
+        for loop, extent in enumerate(shared.extents):
+            if extent != 1:
+                stack.enter_context(out.loop(f"i{loop}", extent))
+        for value, buffer in known.items():
+            if isinstance(buffer, Variable):
+                out.line(f"{value_type(buffer.element)} {buffer.name};")
+        for fill, op in nests:
+            written = op.outputs[0]
+            _print_nest(out, op, known, fill, shared.depth)
+            if isinstance(known[written], Variable) and written in buffers and last[written] is op:
+                target = buffers[written]
+                out.line(target.store(_position(op, target, shared), known[written].name))
+
+
+def _variables(
+    nests: Sequence[linalg.GenericOp],
+    buffers: Mapping[SSAValue, Buffer],
+    locals_: Sequence[memref.AllocOp],
+    shared: SharedLoops,
+) -> dict[SSAValue, Variable]:
+    """A variable for each value that is made and read at one point of the shared loops, and is one element there."""
+    found: dict[SSAValue, Variable] = {}
+    for op in locals_:
+        if shared.elements_per_point(op.memref) > 1:
+            raise UnsupportedOp(op, "a buffer of a function is one element for each point of its shared loops")
+        found[op.memref] = Variable(f"p{len(found)}", op.memref.type)
+    for index, op in enumerate(nests):
+        value = op.outputs[0]
+        before = {v for nest in nests[:index] for v, _ in accesses(nest)}
+        after = {v for nest in nests[index + 1 :] for v, _ in accesses(nest)}
+        read_first = value in before or value in op.inputs
+        if value in after and not read_first and shared.elements_per_point(value) == 1:
+            if value in buffers and value not in found:
+                found[value] = Variable(f"p{len(found)}", buffers[value].type)
+    return found
+
+
+def _print_nest(
+    out: Writer,
+    op: linalg.GenericOp,
+    buffers: Mapping[SSAValue, Buffer],
+    fill: linalg.FillOp | None,
+    shared: int,
+) -> None:
+    inner = Writer()
+    GenericPrinter(inner, op, buffers, fill, shared).print()
+    text = inner.text().rstrip("\n").split("\n")
+    if not any(_DECLARATION.match(line) for line in text):
+        out.lines(text)
+        return
+    with out.block(""):
+        out.lines(text)
+
+
+def _position(op: linalg.GenericOp, target: Buffer, shared: SharedLoops) -> Linear | str:
+    """Where the element of the point is in memory."""
+    output = indexing_maps(op)[-1]
+    dims = [Linear()] * output.num_dims
+    for loop, extent in enumerate(shared.extents):
+        if extent != 1:
+            dims[loop] = variable(f"i{loop}")
+    return access(target, output, dims)

@@ -1,0 +1,35 @@
+"""What hoisting zero points costs in accuracy, from the weights alone: the factor `h` of docs/numerics.md."""
+
+from __future__ import annotations
+
+import numpy as np
+from xdsl.dialects.builtin import ModuleOp
+
+from qfold.dialects import qmm
+from qfold.dialects.qmm import QuantAttr, WeightAttr
+
+
+def hoisting_factor(weight: WeightAttr, quant: QuantAttr) -> float:
+    """`sum s (|w| + |zp|) / sum s |w - zp|` over the weight: how far a hoisted sum's rounding errors exceed a plain one's.
+
+    That is for activations of one magnitude. At least 1 by the triangle inequality; 1 for a weight of nothing but zero points.
+    """
+    scale, zero = quant.broadcast(weight.shape)
+    q = weight.array().astype(np.float64)
+    plain = float((scale * np.abs(q - zero)).sum())
+    hoisted = float((scale * (np.abs(q) + np.abs(zero))).sum())
+    return hoisted / plain if plain else 1.0
+
+
+def largest_hoisting_factor(module: ModuleOp) -> float:
+    """The largest factor among the hoisted contractions of a tensor-level module; 1 when none has a zero point."""
+    return max(
+        (
+            hoisting_factor(op.weight, op.quant)
+            for op in module.walk()
+            if isinstance(op, qmm.DequantMatmulOp | qmm.DequantConvOp)
+            and op.hoisted is not None
+            and not op.quant.is_symmetric
+        ),
+        default=1.0,
+    )
