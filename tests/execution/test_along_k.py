@@ -121,8 +121,7 @@ def conv_of(axis: int, block: int | None) -> onnx.ModelProto:
 def gather_of() -> onnx.ModelProto:
     b = NetworkBuilder("refused", opset=21, seed=9)
     indices = b.input("i", [3], TensorProto.INT64)
-    table = b.node("Transpose", quantized(b, "int8", (4, 9), 0), perm=[1, 0])
-    b.output(b.node("Gather", table, indices, axis=0), [3, 4])
+    b.output(b.node("Gather", quantized(b, "int8", (4, 9), 0), indices, axis=1), [4, 3])
     return b.model()
 
 

@@ -207,6 +207,15 @@ def test_run_a_model_and_what_was_compiled(model: Path, npz: Path, tmp_path: Pat
     assert "y: float32 [4, 5]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", [["--dim", "batch=2"], ["--no-fuse"], ["--no-hoist"]])
+def test_run_does_not_recompile_what_was_compiled(
+    model: Path, npz: Path, tmp_path: Path, capsys, option: list[str]
+):
+    out = tmp_path / "out"
+    assert main(["compile", str(model), "-o", str(out), "--quiet"]) == 0
+    assert option[0] in fails(capsys, "run", out, "--inputs", npz, *option)
+
+
 def test_run_without_inputs_takes_sensible_random_ones(model: Path, tmp_path: Path):
     for seed in ("0", "0", "1"):
         result = tmp_path / f"{seed}.npz"

@@ -122,6 +122,7 @@ def run_model(args: argparse.Namespace, terminal: Terminal) -> int:
     """`qfold run`."""
     if args.model.is_dir():
         report = _read_report(args.model)
+        _refuse_compile_options(args)
         interface = interface_module(report)
         if args.inputs is None:
             raise ToolError(
@@ -146,6 +147,22 @@ def run_model(args: argparse.Namespace, terminal: Terminal) -> int:
     if args.output is None or terminal.verbose:
         _print_arrays(results, terminal)
     return EXIT_GOOD
+
+
+def _refuse_compile_options(args: argparse.Namespace) -> None:
+    """A compiled network is what it was compiled as."""
+    given = {
+        "--dim": bool(args.dim),
+        "--freeze-initializers": args.freeze_initializers,
+        "--no-fuse": args.no_fuse,
+        "--no-hoist": args.no_hoist,
+    }
+    names = [name for name, is_given in given.items() if is_given]
+    if names:
+        raise ToolError(
+            f"{', '.join(names)} cannot change {args.model}, which is compiled already: "
+            "give it to `qfold compile`"
+        )
 
 
 def inputs_for(
