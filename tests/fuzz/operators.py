@@ -144,7 +144,7 @@ def divide(g: GraphBuilder) -> None:
         return
     if x.is_float:
         y = g.one("Add", g.one("Abs", y, keep=False), g.constant(np.float32(0.7)), keep=False)
-        g.one(op, x, y, **({"fmod": 1} if op == "Mod" else {}))
+        g.one(op, x, y, **({"fmod": 1} if op == "Mod" and g.chance(0.1) else {}))
     else:
         y = g.one("Max", y, g.constant(np.asarray(1, x.type)), keep=False)
         # Integer division of a negative number: the reference rounds down where C, and ORT, truncate.
@@ -536,7 +536,9 @@ def window(g: GraphBuilder, x: Value, dilate: bool = True) -> dict[str, Any]:
     if g.chance(0.6):
         attributes["strides"] = [g.random.randint(1, 3) for _ in sizes]
     if dilate and g.chance(0.3):
-        attributes["dilations"] = [g.random.choice([1, 2]) for _ in sizes]
+        attributes["dilations"] = [
+            2 if 2 * k - 1 <= n and g.chance(0.6) else 1 for k, n in zip(kernel, sizes, strict=True)
+        ]
     kind = g.random.choice(["none", "pads", "pads", "auto"])
     if kind == "pads":
         attributes["pads"] = [g.random.randint(0, k - 1) for k in kernel * 2]

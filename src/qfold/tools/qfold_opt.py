@@ -31,10 +31,10 @@ from qfold.tools.weight_text import reading_weights, writing_weights
 from qfold.tools.whole_file import write_whole
 from qfold.universe import QFOLD_UNIVERSE
 
-FUSE_PASSES = "qmm-raise-dequant,canonicalize,qmm-fuse-dequant,canonicalize"
+FUSE_PASSES = "qmm-raise-dequant,qmm-canonicalize,qmm-fuse-dequant,qmm-canonicalize"
 """What `--fuse-dequant` stands for."""
 
-HOIST_PASSES = "qmm-hoist-zero-point,canonicalize,cse"
+HOIST_PASSES = "qmm-hoist-zero-point,qmm-canonicalize"
 """What `--hoist-zero-point` stands for."""
 
 

@@ -42,7 +42,8 @@ REASON = "qmm.reason"
 GATHER = "qmm.gather"
 """Marks a `linalg.generic` that reads rows of a table: indices are its one input, its body extracts from the table."""
 
-_MATRIX = "a constant matrix, quantised per tensor, per output feature or in blocks along K"
+_MATRIX = "a constant matrix, quantised per tensor, along one axis or in blocks along K"
+_TABLE = "a constant table read along its axis 0, whole rows, by i32 or i64 indices"
 
 
 def refuse(op: Operation, found: str, supported: str) -> None:
@@ -225,7 +226,8 @@ class FuseConv(RewritePattern):
             return
         plain = value.as_tensor() if isinstance(value, QuantizedConstant) else value
         if not isinstance(plain, str) and plain[1].axis not in (None, 0):
-            plain = f"a scale per {plain[1].granularity} along axis {plain[1].axis} of the weight"
+            what = "blocks" if plain[1].granularity == "block" else "scales"
+            plain = f"{what} along axis {plain[1].axis} of the weight"
         elif not isinstance(plain, str) and plain[1].granularity == "block":
             plain = "blocks along the output channels"
         if isinstance(plain, str):
@@ -260,9 +262,11 @@ class FuseGather(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: linalg.GenericOp, rewriter: PatternRewriter, /) -> None:
-        if GATHER not in op.attributes:
-            return
         reads = [o for o in op.body.block.ops if isinstance(o, tensor.ExtractOp)]
+        if GATHER not in op.attributes:
+            if any(trace_quantized(read.tensor) is not None for read in reads):
+                refuse(op, "indices into other axes or single elements of the table", _TABLE)
+            return
         if len(reads) != 1 or len(op.inputs) != 1:
             return
         value = trace_quantized(reads[0].tensor)
@@ -273,7 +277,7 @@ class FuseGather(RewritePattern):
         if not isinstance(plain, str) and element_type(indices) not in (i32, i64):
             plain = f"indices of {element_type(indices)}"
         if isinstance(plain, str):
-            refuse(op, plain, "a constant table read along its axis 0 by i32 or i64 indices")
+            refuse(op, plain, _TABLE)
             return
         assert isinstance(value, QuantizedConstant)
         weight, quant = plain
