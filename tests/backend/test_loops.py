@@ -41,6 +41,7 @@ from qfold.dialects.element_types import (
     ui32,
     ui64,
 )  # fmt: skip
+from qfold.ir.locations import name_location
 from tests.backend.level3 import SANITIZED, Arg, Array, Level3, gamma
 
 Body = Callable[[Block, Sequence[SSAValue]], SSAValue]
@@ -178,7 +179,8 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
                 for x, y in zip(a.astype(object), b.astype(object), strict=True)
             ]
             expected[out] = np.array(values, numpy_dtype(type_))
-    a, b = interesting(i32, rng), np.arange(40, dtype=np.int32) % 32
+    # numpy shifts all bits out at the width or more
+    a, b = interesting(i32, rng), np.arange(40, dtype=np.int32)
     for name, kind, found in (
         ("shl", arith.ShLIOp, a << b),
         ("shrs", arith.ShRSIOp, a >> b),
@@ -220,6 +222,19 @@ def integers() -> tuple[dict[str, Array], dict[str, Array]]:
             expected[out] = x.astype(np.int32) * (1 if kind is arith.ExtUIOp else -1)
         else:
             expected[out] = np.array([_wrapped(int(e), target) for e in wide], numpy_dtype(target))
+    # four bits, stored with one sign and read with the other
+    for source, target, kind in (
+        (i4, f32, arith.UIToFPOp), (i4, i8, arith.ExtUIOp), (ui4, f32, arith.SIToFPOp), (ui4, i8, arith.ExtSIOp),
+        (i8, i4, arith.TruncIOp),
+    ):  # fmt: skip
+        x = interesting(source, rng)
+        name = f"{kind.name.split('.')[1]}_other_{source}_{target}"
+        out = elementwise(
+            suite, name, [(x, source)], target, lambda k, v, c=kind, t=target: op(k, c(v[0], t))
+        )
+        signed = i4 if source != i4 else ui4
+        found = [_wrapped(int(v), signed) for v in x]
+        expected[out] = np.array(found, numpy_dtype(target))
     nibbles = interesting(i4, rng, 41)
     out = elementwise(suite, "store_i4", [(nibbles, i4)], i4, lambda k, v: v[0])
     expected[out] = nibbles
@@ -576,10 +591,28 @@ def test_non_linear_index_maps() -> None:
     assert np.array_equal(suite.run(**FAST)[out], x[i // 2] + 10 * x[i % 3])
 
 
-def test_an_op_without_a_c_form_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("kind", "type_"),
+    [(math.SinOp, f32), (math.CbrtOp, f32), (math.ExpOp, f64), (math.FloorOp, f64)],
+)
+def test_an_op_without_a_c_form_is_refused_by_name_and_place(kind: Any, type_: Attribute) -> None:
     suite = Level3()
-    elementwise(
-        suite, "sine", [(np.ones(3, np.float32), f32)], f32, lambda k, v: op(k, math.SinOp(v[0]))
-    )
-    with pytest.raises(UnsupportedOp, match=r"math\.sin.*f32.*has no C form"):
+
+    def body(block: Block, values: Sequence[SSAValue]) -> SSAValue:
+        made = kind(values[0])
+        made.location = name_location("encoder/node_7")
+        return op(block, made)
+
+    x = np.ones(3, numpy_dtype(type_))
+    elementwise(suite, "refused", [(x, type_)], type_, body)
+    said = rf"{kind.name} \(from ONNX node 'encoder/node_7'\) on {type_}, {type_} has no C form"
+    with pytest.raises(UnsupportedOp, match=said):
+        suite.run()
+
+
+def test_arithmetic_modulo_16_is_refused() -> None:
+    suite = Level3()
+    x = np.ones(3, np.int8)
+    elementwise(suite, "add", [(x, i4)], i4, lambda k, v: op(k, arith.AddiOp(v[0], v[0])))
+    with pytest.raises(UnsupportedOp, match=r"arith\.addi on i4.*has no C form"):
         suite.run()

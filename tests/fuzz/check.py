@@ -140,7 +140,7 @@ def same_outputs(kind: str, ref: Reference, module: ModuleOp) -> None:
     for name, now, before, limits in zip(ref.names, after, ref.wide, ref.bounded, strict=True):
         assert isinstance(now, np.ndarray)
         allowed = np.maximum(SAME * (np.abs(before) + largest(before)), limits.bound)
-        complain(kind, name, now, before, allowed)
+        complain(kind, name, now, before, np.nan_to_num(allowed, nan=0.0, posinf=np.inf))
 
 
 def check_levels(case: Case, *, fuse: bool = True, hoist: bool = True) -> None:

@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.interpreter import Interpreter
 from xdsl.ir import Attribute
+from xdsl.utils.exceptions import InterpretationError
 
 from qfold.interpreters import Bounded, register_implementations, run
 from qfold.interpreters.domains import PlainDomain
@@ -307,7 +308,6 @@ def test_softmax_with_a_mask() -> None:
             [1.0, 0.0],
             [1.0, 0.0],
         ),
-        ("%r = math.sin %a0 : f32", [(1.0, 0.25), (1.0, 100.0)], [0.1, 1.8], [0.2501, 2.1]),
         (
             "%c = arith.constant 2.0 : f32\n%r = math.powf %a0, %c : f32",
             [(-3.0, 0.1)],
@@ -414,3 +414,30 @@ def test_contains() -> None:
     b = Bounded(np.array([1.0, np.nan, np.inf, 5.0]), np.array([0.1, 0.0, 0.0, np.inf]))
     assert b.contains([1.05, np.nan, np.inf, -7.0]).all()
     assert not b.contains([1.2, 0.0, 1.0, 0.0])[:3].any()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "found"),
+    [
+        ("%r = math.sin %a0 : f32", "f32", "math.sin on f32"),
+        ("%r = math.cbrt %a0 : f32", "f32", "math.cbrt on f32"),
+        ("%r = math.exp %a0 : f64", "f64", "math.exp on f64"),
+    ],
+)
+def test_a_function_whose_error_nobody_states_has_no_bound(
+    body: str, kind: str, found: str
+) -> None:
+    module = elementwise(body, [kind], kind, 2)
+    x = np.array([0.5, 1.0], np.float32 if kind == "f32" else np.float64)
+    with pytest.raises(InterpretationError, match=f"{found} has no function in the C runtime"):
+        run(module, [x], domain="bounded")
+
+
+def test_four_bits_without_a_sign_keep_their_bound() -> None:
+    """15 +- 1 could be 16, which is 0: anything of the type; 9 +- 1 is that."""
+    body = """%s = builtin.unrealized_conversion_cast %a0 : ui4 to i4
+              %r = arith.uitofp %s : i4 to f32"""
+    module = elementwise(body, ["ui4"], "f32", 2)
+    x = Bounded(np.array([9, 15], np.uint8), np.ones(2))
+    (y,) = run(module, [x], domain="bounded")
+    assert y.value.tolist() == [9.0, 15.0] and y.bound[0] == 1.0 and y.bound[1] >= 15.0

@@ -478,3 +478,16 @@ def test_named_convolution(domain: Any) -> None:
         assert c.contains(want).all()
         c = c.value
     np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("domain", ["exact", "f64", "bounded"])
+def test_slices_of_rank_0(domain: Any) -> None:
+    module = parse("""
+        func.func @main(%x : tensor<f32>, %y : tensor<f32>) -> (tensor<f32>, tensor<f32>) {
+          %a = tensor.insert_slice %x into %y[] [] [] : tensor<f32> into tensor<f32>
+          %b = tensor.extract_slice %a[] [] [] : tensor<f32> to tensor<f32>
+          func.return %a, %b : tensor<f32>, tensor<f32>
+        }""")
+    found = run(module, [np.float32(2), np.float32(3)], domain=domain)
+    assert [float(v.value if domain == "bounded" else v) for v in found] == [2.0, 2.0]
+    assert all(v.shape == () for v in found)

@@ -95,9 +95,9 @@ def bufferized(module_: ModuleOp, target: Target = HOST) -> ModuleOp:
     return apply(module_, QmmVerifyBuffersPass())
 
 
-def outlined(module_: ModuleOp, target: Target = HOST) -> ModuleOp:
+def outlined(module_: ModuleOp, target: Target = HOST, join: bool = True) -> ModuleOp:
     """From level 2 to functions with kernels."""
-    apply(module_, QmmOutlineKernelsPass())
+    apply(module_, QmmOutlineKernelsPass(join=join))
     select_kernels(module_, target)
     return apply(module_, QmmVerifyBuffersPass())
 

@@ -468,7 +468,7 @@ def test_a_window_that_nobody_reads_takes_no_memory():
 
     level2 = check_levels(module([(8,)], build))
     assert allocs(level2) == 2
-    level3 = planned(outlined(level2))
+    level3 = planned(outlined(level2, join=False))
     plan = main(level3).attributes["qmm.plan"]
     assert isinstance(plan, DictionaryAttr)
     assert plan.data["arena_bytes"] == IntegerAttr(24, i64)

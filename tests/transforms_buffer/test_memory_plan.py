@@ -100,7 +100,7 @@ def number(dictionary: DictionaryAttr, key: str) -> int:
 
 
 def test_the_record_describes_the_arena():
-    result = level3()
+    result = planned(outlined(bufferized(module([(6, 5)], network)), join=False))
     function, plan_ = main(result), record(result)
     attributes = function.arg_attrs
     assert attributes is not None

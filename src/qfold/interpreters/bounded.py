@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import Float16Type, Float32Type, Float64Type, IntegerType
+from xdsl.dialects.builtin import Float16Type, Float32Type, Float64Type, IntegerType, f32
 from xdsl.ir import Attribute
+from xdsl.utils.exceptions import InterpretationError
 
 from qfold.dialects.element_types import is_float, numpy_dtype
 from qfold.interpreters import elementwise
@@ -28,9 +29,6 @@ from qfold.interpreters.propagation import (
 )
 from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value
 from qfold.runtime.ulp import ULP_BOUNDS
-
-_OTHER_ULPS = 4.0
-"""Assumed of functions that the C runtime does not have, such as `math.sin`."""
 
 _SLACK = 1 + 2.0**-16
 """Covers the float64 arithmetic of values and bounds themselves."""
@@ -148,9 +146,17 @@ class BoundedDomain(Domain):
         value, error = split(x)
         if np.any(error):
             raise ValueError(
-                "a number that must be exact (an index, a scale) carries an error bound"
+                "a number that must be exact (a weight, a scale) carries an error bound"
             )
         return value
+
+    def index(self, x: Value) -> tuple[Array, Array | None]:
+        value, error = split(x)
+        return value, None if is_exact(error) else np.asarray(error) > 0
+
+    def unknown(self, x: Value, where: Array) -> Value:
+        value, error = split(x)
+        return pair(value, np.where(where, np.inf, error))
 
     def _map_value(self, function: Callable[[Array], Array], x: Value) -> Value:
         if isinstance(x, Bounded):
@@ -193,8 +199,8 @@ class BoundedDomain(Domain):
                 error = (errors[0] + np.abs(result) * errors[1]) / room
                 error = np.where((room > 0) | (np.asarray(errors[1]) == 0), error, np.inf)
             return rounded(element_type, result, error)
-        error = elementary_error(name, result, values, errors)
-        return rounded(element_type, result, error, ulp_bound(name))
+        ulps = ulp_bound(name, element_type)
+        return rounded(element_type, result, elementary_error(name, result, values, errors), ulps)
 
     def _extreme(
         self, name: str, result: Array, values: tuple[Array, ...], errors: tuple[Error, ...]
@@ -266,7 +272,8 @@ class BoundedDomain(Domain):
 
             def function(v: Array) -> Array:
                 whole = elementwise.float_to_integer(v, target, as_unsigned)
-                return (elementwise.unsigned(whole) if as_unsigned else whole).astype(np.float64)
+                number = elementwise.read_unsigned(whole, target) if as_unsigned else whole
+                return number.astype(np.float64)
 
             bound = deviation(function, function(value), value, error)
             return pair(result, np.where(np.isnan(value) | np.isnan(bound), np.inf, bound))
@@ -359,6 +366,12 @@ class BoundedDomain(Domain):
         return settle(total, bound, propagated)
 
 
-def ulp_bound(name: str) -> float:
-    """The stated error of the C runtime's function behind an op of `math`, in ulp."""
-    return ULP_BOUNDS.get(name, _OTHER_ULPS)
+def ulp_bound(name: str, element_type: Attribute) -> float:
+    """The stated error of the C runtime's function behind an op of `math`, in ulp. `InterpretationError` if it has none."""
+    if name not in ULP_BOUNDS or element_type != f32:
+        known = ", ".join(ULP_BOUNDS)
+        raise InterpretationError(
+            f"{name} on {element_type} has no function in the C runtime, whose error is known; "
+            f"on f32 there are {known}"
+        )
+    return ULP_BOUNDS[name]

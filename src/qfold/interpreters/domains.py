@@ -134,8 +134,16 @@ class Domain(ABC):
         return self._map_value(view, x)
 
     def exact(self, x: Value) -> Array:
-        """The numbers, which must be known exactly (indices)."""
+        """The numbers, which must be known exactly (weights, scales)."""
         return np.asarray(x)
+
+    def index(self, x: Value) -> tuple[Array, Array | None]:
+        """Numbers to index with, and where a correct program may have others (None: nowhere)."""
+        return np.asarray(x), None
+
+    def unknown(self, x: Value, where: Array) -> Value:
+        """`x`, of which a correct program may have anything `where` this holds."""
+        return x
 
     def _map_value(self, function: Callable[[Array], Array], x: Value) -> Value:
         return function(np.asarray(x))
@@ -248,7 +256,7 @@ def convert_exactly(
     if name in ("arith.fptosi", "arith.fptoui"):
         return elementwise.float_to_integer(x, target, name == "arith.fptoui")
     if name in _FROM_INTEGER:
-        return elementwise.integer_to_float(x, np.dtype(dtype), name == "arith.uitofp")
+        return elementwise.integer_to_float(x, source, np.dtype(dtype), name == "arith.uitofp")
     if name in ("arith.extf", "arith.truncf"):
         return x.astype(dtype, copy=False)
     if name in ("arith.extsi", "arith.extui"):

@@ -92,6 +92,12 @@ def unsigned(x: Array) -> Array:
     return x if x.dtype.kind != "i" else x.view(x.dtype.str.replace("i", "u"))
 
 
+def read_unsigned(x: Array, element_type: Attribute) -> Array:
+    """Signless integers of `element_type` as the numbers that their bits are without a sign."""
+    x = unsigned(x)
+    return x & x.dtype.type(0xF) if width_of(element_type) == 4 else x
+
+
 def signed(x: Array) -> Array:
     """The same bits as a signed integer (a bool stays one)."""
     return x if x.dtype.kind != "u" else x.view(x.dtype.str.replace("u", "i"))
@@ -223,9 +229,8 @@ def integer_op(name: str, element_type: Attribute, *args: Array) -> Array:
     if dtype == np.bool_ and name not in _ON_BOOLS:
         # One bit is 0 or -1 when signed, which only decides comparisons; arithmetic is modulo two either way.
         arrays = [a.astype(np.int8) for a in arrays]
-    four_bits = width_of(element_type) == 4
     if name in _UNSIGNED_OPS:
-        arrays = [unsigned(a & dtype.type(0xF)) if four_bits else unsigned(a) for a in arrays]
+        arrays = [read_unsigned(a, element_type) for a in arrays]
         return wrap(signed(_UNSIGNED_OPS[name](*arrays)), element_type)
     return wrap(_SIGNED_OPS[name](*arrays), element_type)
 
@@ -295,12 +300,12 @@ def float_to_integer(x: Array, element_type: Attribute, as_unsigned: bool) -> Ar
     return wrap(np.asarray(whole), element_type)
 
 
-def integer_to_float(x: Array, dtype: np.dtype[Any], as_unsigned: bool) -> Array:
+def integer_to_float(x: Array, source: Attribute, dtype: np.dtype[Any], as_unsigned: bool) -> Array:
     """`arith.sitofp`/`uitofp`, rounded to nearest."""
     x = np.asarray(x)
     if x.dtype == np.bool_ and not as_unsigned:
         x = -x.astype(np.int8)
-    return (unsigned(x) if as_unsigned else x).astype(dtype)
+    return (read_unsigned(x, source) if as_unsigned else x).astype(dtype)
 
 
 def extend(x: Array, source: Attribute, target: Attribute, as_unsigned: bool) -> Array:
@@ -308,8 +313,4 @@ def extend(x: Array, source: Attribute, target: Attribute, as_unsigned: bool) ->
     x = np.asarray(x)
     if x.dtype == np.bool_:
         return wrap(x.astype(np.int8) if as_unsigned else -x.astype(np.int8), target)
-    if as_unsigned:
-        x = unsigned(x)
-        if width_of(source) == 4:
-            x = x & np.uint8(0xF)
-    return wrap(x, target)
+    return wrap(read_unsigned(x, source) if as_unsigned else x, target)

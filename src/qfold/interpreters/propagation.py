@@ -46,25 +46,13 @@ def deviation(
 def elementary_error(
     name: str, result: Array, values: tuple[Array, ...], errors: tuple[Error, ...]
 ) -> Error:
-    """The propagated error of a function of `math`, without its own rounding."""
+    """The propagated error of a function of the C runtime, all of which are monotone but the power, without its own rounding."""
     if all(map(is_exact, errors)):
         return 0.0
     value, error = values[0], errors[0]
-    if name in ("math.sin", "math.cos"):
-        return np.minimum(error, 2.0)
-    if name in ("math.powf", "math.fpowi"):
+    if name == "math.powf":
         return _power_error(result, values, errors)
-    function = elementwise.ELEMENTARY[name]
-    if name == "math.atan2":
-        reach = np.hypot(value, values[1]) - (error + errors[1])
-        return np.where(reach > 0, np.minimum((error + errors[1]) / reach, 2 * np.pi), 2 * np.pi)
-    spread = deviation(function, result, value, error)
-    if name == "math.cosh":
-        return np.where(np.abs(value) <= error, np.maximum(spread, result - 1), spread)
-    if name == "math.tan":
-        branch = np.floor((value - error) / np.pi + 0.5) == np.floor((value + error) / np.pi + 0.5)
-        return np.where(branch, spread, np.inf)
-    return spread
+    return deviation(elementwise.ELEMENTARY[name], result, value, error)
 
 
 def _power_error(result: Array, values: tuple[Array, ...], errors: tuple[Error, ...]) -> Error:
@@ -85,7 +73,7 @@ def linear(element_type: Attribute, value: Array, error: Error, as_unsigned: boo
     number = value.astype(np.float64)
     if as_unsigned:
         low, high = 0, (1 << elementwise.width_of(element_type)) - 1
-        number = elementwise.unsigned(value).astype(np.float64)
+        number = elementwise.read_unsigned(value, element_type).astype(np.float64)
     inside = (number - error >= low) & (number + error <= high)
     return np.where(inside | (np.asarray(error) == 0), error, float(high - low))
 
@@ -113,7 +101,8 @@ def integer_error(
                 certain = certain | ((value == deciding) & (np.asarray(error) == 0))
         return np.where(certain, 0.0, np.minimum(any_error, 1.0))
     as_unsigned = name in ("arith.minui", "arith.maxui", "arith.divui", "arith.shrui")
-    wide = [(elementwise.unsigned(v) if as_unsigned else v).astype(np.float64) for v in values]
+    read = [elementwise.read_unsigned(v, element_type) if as_unsigned else v for v in values]
+    wide = [v.astype(np.float64) for v in read]
     reach = [linear(element_type, v, e, as_unsigned) for v, e in zip(values, errors, strict=True)]
     if name in ("arith.minui", "arith.maxui", "arith.minsi", "arith.maxsi"):
         function = np.minimum if "min" in name else np.maximum

@@ -231,7 +231,8 @@ class QmmFunctions(DomainFunctions):
         self, interpreter: Interpreter, op: qmm.DequantGatherOp, args: PythonValues
     ) -> PythonValues:
         table = op.weight.array()
-        rows = row_numbers(self.domain.exact(args[0]), table.shape[0])
+        numbers, unsure = self.domain.index(args[0])
+        rows = row_numbers(numbers, table.shape[0])
 
         def pick(parameters: Array) -> Array:
             """The parameters of those rows: as they are when all rows share them."""
@@ -247,6 +248,9 @@ class QmmFunctions(DomainFunctions):
             self.domain.constant(pick(scale), f32),
             pick(zero).astype(np.int64),
         )
+        if unsure is not None:
+            unsure = unsure.reshape(unsure.shape + (1,) * (real.ndim - unsure.ndim))
+            real = self.domain.unknown(real, unsure)
         return (real,)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import EllipsisType
 
 import numpy as np
 from xdsl.dialects import tensor
@@ -20,12 +21,17 @@ from qfold.interpreters.values import Value, map_parts, scalar_int
 
 def gather(domain: Domain, source: Value, indices: Sequence[Value | int]) -> Value:
     """The elements at `indices`, one per dimension, broadcast against each other. `IndexError` when one is out of range."""
-    exact = [i if isinstance(i, int) else domain.exact(i) for i in indices]
+    places = [(i, None) if isinstance(i, int) else domain.index(i) for i in indices]
+    exact = [index for index, _ in places]
     for axis, index in enumerate(exact):
         size = source.shape[axis]
         if np.size(index) and (np.min(index) < 0 or np.max(index) >= size):
             raise IndexError(f"index {np.min(index)}..{np.max(index)} of a dimension of {size}")
-    return map_parts(lambda part: np.asarray(part[tuple(exact)]), source)
+    result = map_parts(lambda part: np.asarray(part[tuple(exact)]), source)
+    for _, unsure in places:
+        if unsure is not None:
+            result = domain.unknown(result, np.broadcast_to(unsure, result.shape))
+    return result
 
 
 def dynamic_list(static: DenseArrayBase[IntegerType], operands: Sequence[object]) -> list[int]:
@@ -38,8 +44,8 @@ def dynamic_list(static: DenseArrayBase[IntegerType], operands: Sequence[object]
 
 def slices_of(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], strides: Sequence[int]
-) -> tuple[slice, ...]:
-    """numpy slices for offsets, sizes and strides, which must stay inside `shape` (`IndexError`)."""
+) -> tuple[slice | EllipsisType, ...]:
+    """A numpy index for offsets, sizes and strides, which must stay inside `shape` (`IndexError`); a view of rank 0 too."""
     slices: list[slice] = []
     for axis, (extent, start, size, step) in enumerate(
         zip(shape, offsets, sizes, strides, strict=True)
@@ -51,7 +57,7 @@ def slices_of(
             )
         stop = last + (1 if step > 0 else -1) if size else start
         slices.append(slice(start, None if stop < 0 else stop, step))
-    return tuple(slices)
+    return (*slices, ...)
 
 
 @register_impls

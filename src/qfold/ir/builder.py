@@ -254,10 +254,15 @@ class TensorBuilder(_Inserter):
         if all(s > 0 for s in strides):
             result = TensorType(element_type(x), sizes)
             return self(tensor.ExtractSliceOp, x, offsets, sizes, strides, result)
+        # The same elements forwards: what is left has the extents of the loops, so that no map leaves a dimension open.
+        starts = [
+            o if s > 0 else o + (n - 1) * s for o, n, s in zip(offsets, sizes, strides, strict=True)
+        ]
+        x = self.slice(x, starts, sizes, [abs(s) for s in strides])
         rank = len(shape)
         expressions = tuple(
-            AffineExpr.dimension(d) * stride + offset
-            for d, (offset, stride) in enumerate(zip(offsets, strides, strict=True))
+            AffineExpr.dimension(d) if stride > 0 else AffineExpr.dimension(d) * -1 + (size - 1)
+            for d, (size, stride) in enumerate(zip(sizes, strides, strict=True))
         )
         return self.generic(
             [(x, AffineMap(rank, 0, expressions))],

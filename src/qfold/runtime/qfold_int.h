@@ -2,7 +2,8 @@
  *
  * `arith` computes modulo 2^width and has no undefined overflow; C does for signed types. Here a signless integer of
  * `w` bits is an intw_t, arithmetic goes through uintw_t, and what `arith` leaves undefined has a value: x / 0 and x % 0
- * are 0, shift amounts count modulo the width, INT_MIN / -1 is INT_MIN.
+ * are 0, INT_MIN / -1 is INT_MIN, and a shift by the width or more (or by a negative amount, which is one) gives what as
+ * many shifts by one bit would.
  */
 #ifndef QFOLD_INT_H
 #define QFOLD_INT_H
@@ -65,13 +66,13 @@ static inline ptrdiff_t qf_clamp_index(int64_t i, ptrdiff_t extent) {
         return (int##w##_t)(uint##w##_t)((wide)a * (wide)b);                                                   \
     }                                                                                                          \
     static inline int##w##_t qf_shl_i##w(int##w##_t a, int##w##_t b) {                                         \
-        return (int##w##_t)(uint##w##_t)((wide)(uint##w##_t)a << (b & (w - 1)));                               \
+        return (uint##w##_t)b < w ? (int##w##_t)(uint##w##_t)((wide)(uint##w##_t)a << b) : (int##w##_t)0;      \
     }                                                                                                          \
     static inline int##w##_t qf_shru_i##w(int##w##_t a, int##w##_t b) {                                        \
-        return (int##w##_t)(uint##w##_t)((uint##w##_t)a >> (b & (w - 1)));                                     \
+        return (uint##w##_t)b < w ? (int##w##_t)(uint##w##_t)((uint##w##_t)a >> b) : (int##w##_t)0;            \
     }                                                                                                          \
     static inline int##w##_t qf_shrs_i##w(int##w##_t a, int##w##_t b) {                                        \
-        return (int##w##_t)(a >> (b & (w - 1)));                                                               \
+        return (int##w##_t)(a >> ((uint##w##_t)b < w ? b : w - 1));                                            \
     }                                                                                                          \
     static inline int##w##_t qf_divu_i##w(int##w##_t a, int##w##_t b) {                                        \
         return b == 0 ? (int##w##_t)0 : (int##w##_t)((uint##w##_t)a / (uint##w##_t)b);                         \

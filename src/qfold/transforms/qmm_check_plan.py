@@ -281,11 +281,14 @@ class _Replay:
         nests = [op for op in function.body.block.ops if isinstance(op, linalg.GenericOp)]
         if len(nests) < 2:
             return
-        written = {value for op in nests for value in accesses(op)[1] if value in values}
+        pairs = [accesses(op) for op in nests]
+        written = {v for _, writes in pairs for v in writes if v in values}
+        used = {v for reads, _ in pairs for v in reads if v in values} | written
         for value in written:
             here = values[value]
-            for other, there in values.items():
-                if other is value or there.memory is not here.memory or here.memory is None:
+            for other in used - {value}:
+                there = values[other]
+                if here.memory is None or there.memory is not here.memory:
                     continue
                 if np.intersect1d(here.units(), there.units()).size:
                     self._fail(call, callee, ordinal, "passes loop nests the same bytes twice")

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import AffineMapAttr, ArrayAttr, ModuleOp, f32
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    ArrayAttr,
+    ModuleOp,
+    UnrealizedConversionCastOp,
+    f32,
+)
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
@@ -109,6 +115,11 @@ def _movable(block: Block) -> bool:
     return True
 
 
+def _copies(block: Block) -> bool:
+    """Whether a body yields what it reads: signedness does not make it a computation."""
+    return all(isinstance(op, UnrealizedConversionCastOp | linalg.YieldOp) for op in block.ops)
+
+
 def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     """Take the generic that reads `op`'s result into its epilogue: the new op, or None when there is none that can."""
     result = op.results[0]
@@ -121,7 +132,7 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
     body = generic.body.block
     if not fits(op.epilogue_block, body):
         return None
-    if not shape_of(generic.results[0]) and body.first_op is body.last_op:
+    if not shape_of(generic.results[0]) and _copies(body):
         return None  # a reshape to a scalar, which the new op would have to end in again
     inline_single_values(generic)
     tidy_inputs(generic)

@@ -109,6 +109,8 @@ def _constant(
 
 def widened(b: ScalarBuilder, value: SSAValue, storage: IntegerType) -> SSAValue:
     """A signless element of a storage type as i32."""
+    if storage.width.data == 32:
+        return value
     return b(arith.ExtUIOp if is_unsigned(storage) else arith.ExtSIOp, value, i32)
 
 

@@ -89,28 +89,36 @@ def main_function(module: ModuleOp) -> func.FuncOp:
     raise PassFailedException("the module has no function @main")
 
 
-def _groups(block: Block, join: bool) -> Iterator[list[Operation]]:
-    """The compute ops of each dispatch, in order: an op, with the fill that it accumulates on, and the loop nests that join it."""
+def _groups(block: Block, join: bool) -> Iterator[Sequence[Operation]]:
+    """The compute ops of each dispatch, in order: an op, with the fill that it accumulates on, and the nests that join it."""
     group: list[Operation] = []
+    for unit in _units(block):
+        if not (join and _joins(group, unit)):
+            if group:
+                yield group
+            group = []
+        group += unit
+    if group:
+        yield group
+
+
+def _units(block: Block) -> Iterator[Sequence[Operation]]:
+    """Each compute op, with the fill right before it if it accumulates on that."""
     fill: linalg.FillOp | None = None
     for op in list(block.ops):
         if not isinstance(op, COMPUTE):
             continue
-        if isinstance(op, linalg.FillOp):
-            if fill is not None:
-                yield from (g for g in (group, [fill]) if g)
-                group = []
-            fill = op
+        if fill is not None and starts(fill, op):
+            yield (fill, op)
+            fill = None
             continue
-        own = fill is None or starts(fill, op)
-        unit = [op] if fill is None or not own else [fill, op]
-        if join and own and _joins(group, unit):
-            group += unit
-        else:
-            yield from (g for g in (group, [fill] if fill is not None and not own else []) if g)
-            group = unit
-        fill = None
-    yield from (g for g in (group, [fill] if fill is not None else []) if g)
+        if fill is not None:
+            yield (fill,)
+        fill = op if isinstance(op, linalg.FillOp) else None
+        if fill is None:
+            yield (op,)
+    if fill is not None:
+        yield (fill,)
 
 
 def _generics(group: Sequence[Operation]) -> list[linalg.GenericOp] | None:
@@ -123,7 +131,7 @@ def _generics(group: Sequence[Operation]) -> list[linalg.GenericOp] | None:
 def _joins(group: Sequence[Operation], unit: Sequence[Operation]) -> bool:
     """Whether the loop nest of `unit` runs best under common loops with those of `group`, some of which it depends on."""
     before, joined = _generics(group), _generics([*group, *unit])
-    if before is None or joined is None:
+    if before is None or joined is None or not isinstance(unit[-1], linalg.GenericOp):
         return False
     written = {op.outputs[0] for op in before}
     if not any(value in written for value in joined[-1].inputs) or _aliases(joined):

@@ -35,7 +35,7 @@ def print_joined(
         for loop, extent in enumerate(shared.extents):
             if extent != 1:
                 stack.enter_context(out.loop(f"i{loop}", extent))
-        for value, buffer in known.items():
+        for buffer in known.values():
             if isinstance(buffer, Variable):
                 out.line(f"{value_type(buffer.element)} {buffer.name};")
         for fill, op in nests:
@@ -56,7 +56,9 @@ def _variables(
     found: dict[SSAValue, Variable] = {}
     for op in locals_:
         if shared.elements_per_point(op.memref) > 1:
-            raise UnsupportedOp(op, "a buffer of a function is one element for each point of its shared loops")
+            raise UnsupportedOp(
+                op, "a buffer of a function is one element for each point of its shared loops"
+            )
         found[op.memref] = Variable(f"p{len(found)}", op.memref.type)
     for index, op in enumerate(nests):
         value = op.outputs[0]

@@ -68,7 +68,7 @@ def parameters(kernel: Kernel) -> list[Parameter]:
     ops = compute_ops(function)
     for op in ops:
         _roles(op, wanted, written, read)
-    if isinstance(kernel.op, linalg.GenericOp) and sum(isinstance(o, linalg.GenericOp) for o in ops) > 1:
+    if isinstance(kernel.op, linalg.GenericOp) and _joined_nests(ops) is not None:
         wanted = _joined_names(block.args, written, kernel.op.outputs[0])
     names = Names()
     result: list[Parameter] = []

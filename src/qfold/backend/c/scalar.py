@@ -1,7 +1,7 @@
 """Scalar regions as C: the bodies of generics and epilogues.
 
-A value of a signless integer type is an `intN_t` in C whatever its sign means to the op; `i1` is `bool`; an index is an
-`int64_t`.
+A value of a signless integer type is an `intN_t` in C whatever its sign means to the op; `i1` is `bool`, `i4` a sign-extended
+`int8_t`; an index is an `int64_t`.
 A value with one reader is written where it is read, any other becomes a `const` variable.
 """
 
@@ -31,7 +31,7 @@ from qfold.backend.c.text import (
     is_postfix,
     without_parentheses,
 )
-from qfold.dialects.element_types import i1, is_unsigned
+from qfold.dialects.element_types import i1, i4, is_unsigned, ui4
 from qfold.ir.locations import describe_location
 
 _INLINE = 72
@@ -109,6 +109,9 @@ _INTEGER: dict[type[Operation], str] = {
     math.AbsIOp: "abs",
 }
 """Op on signless integers -> `qf_<name>_iN` of qfold_int.h."""
+
+_ON_FOUR_BITS = (arith.MaxSIOp, arith.MinSIOp, arith.MaxUIOp, arith.MinUIOp)
+"""Those of them that are the same on a sign-extended int8_t as on the four bits in it."""
 
 _BOOL_INFIX: dict[type[Operation], str] = {
     # modulo 2: a sum is xor, a product is and; as unsigned the larger is or, as signed (true is -1) the smaller is
@@ -273,7 +276,7 @@ class ScalarPrinter:
             return self._load(op)
         operands = [self.text(v) for v in op.operands]
         if isinstance(op, UnrealizedConversionCastOp):
-            return f"({value_type(op.results[0].type)}){operands[0]}"
+            return self._reinterpreted(operands[0], op.results[0].type)
         if isinstance(op, arith.SelectOp):
             return f"{operands[0]} ? {operands[1]} : {operands[2]}"
         if isinstance(op, arith.CmpfOp):
@@ -301,7 +304,17 @@ class ScalarPrinter:
         owner = value.owner
         if isinstance(owner, UnrealizedConversionCastOp) and value.has_one_use():
             return self.text(owner.operands[0])
+        if value.type == i4:
+            return f"({text} & 15)"
         return text if _is_bool(value.type) else f"(uint{width_of(value.type)}_t){text}"
+
+    def _reinterpreted(self, text: str, target: Attribute) -> str:
+        """The low bits of an integer as `target`; four of them are held with their sign in an int8_t."""
+        if target == i4:
+            return f"(int8_t)((({text} & 15) ^ 8) - 8)"
+        if target == ui4:
+            return f"(uint8_t)({text} & 15)"
+        return f"({value_type(target)}){text}"
 
     def _load(self, op: memref.LoadOp) -> str:
         buffer = self._captured[op.memref]
@@ -330,7 +343,7 @@ class ScalarPrinter:
         if isinstance(op, arith.BitcastOp):
             return f"qf_from_bits((uint32_t){x})" if target == f32 else None
         if isinstance(op, arith.TruncIOp):
-            return f"({x} & 1) != 0" if _is_bool(target) else f"({value_type(target)}){x}"
+            return f"({x} & 1) != 0" if _is_bool(target) else self._reinterpreted(x, target)
         if isinstance(op, arith.IndexCastOp) and width_of(type_) == width_of(target):
             return x
         if isinstance(op, arith.ExtSIOp | arith.IndexCastOp):
@@ -342,7 +355,7 @@ class ScalarPrinter:
             return None if infix is None else f"{x} {infix} {operands[1]}"
         if kind in _BITS:
             return f"({value_type(type_)})({x} {_BITS[kind]} {operands[1]})"
-        if kind in _INTEGER and not is_unsigned(type_):
+        if kind in _INTEGER and not is_unsigned(type_) and (type_ != i4 or kind in _ON_FOUR_BITS):
             return f"qf_{_INTEGER[kind]}_i{width_of(type_)}({', '.join(operands)})"
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -252,18 +252,6 @@ def _runtime_parameters(
     return scale, ctx.b.reshape(ctx.value(2), shape)
 
 
-def quantize_array(real: Array, quant: QuantAttr) -> npt.NDArray[Any]:
-    """`saturate(roundeven(real / scale) + zero_point)` in f32, as QuantizeLinear defines it; NaN gives the zero point."""
-    scale, zero_point = quant.broadcast(real.shape)
-    with np.errstate(invalid="ignore", over="ignore"):
-        quotient = np.rint(real.astype(np.float32) / scale)
-    low, high = integer_range(quant.storage)
-    # Bounded first: the sum is then exact in any integer type, infinities included.
-    bounded = np.nan_to_num(np.clip(quotient, low - high - 1, high - low + 1), nan=0.0)
-    shifted = bounded.astype(np.int64) + zero_point
-    return np.clip(shifted, low, high).astype(numpy_dtype(quant.storage))
-
-
 def _storage(ctx: NodeContext) -> IntegerType:
     """The integer type that QuantizeLinear gives: that of the zero point, else `output_dtype`, else u8."""
     default = ctx.type(2).element_type if ctx.has_input(2) else ui8
@@ -282,7 +270,7 @@ def _raise_quantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
         return None
     quant = _quant_attr(ctx, _granularity(ctx), _storage(ctx))
     real = value.array if isinstance(value, Const) else value.evaluate()
-    return [Const(quantize_array(real, quant), quant.storage, ctx.name)]
+    return [Const(quant.quantize(real), quant.storage, ctx.name)]
 
 
 @onnx_op("QuantizeLinear", since=10)
