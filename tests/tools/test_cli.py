@@ -182,8 +182,10 @@ def test_large_weights_go_to_the_model_or_to_a_sidecar(tmp_path: Path, capsys):
             if isinstance(op, qmm.ConstantOp) and op.value.shape == weight.shape
         )
         assert np.array_equal(array, weight)
+    assert capsys.readouterr().err == ""
     assert main(argv) == 0
     assert "elided" in below.read_text()
+    assert "--weights-out FILE keeps them" in capsys.readouterr().err
     assert "is outside of" in fails(capsys, *argv, "--weights-out", tmp_path / "w.bin")
 
 

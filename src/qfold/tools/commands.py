@@ -68,7 +68,7 @@ def import_model(args: argparse.Namespace, terminal: Terminal) -> int:
     with terminal.step("Importing"):
         module = driver.import_tensor_module(model, options_of(args))
     text = StringIO()
-    with writing_weights(args.output, args.weights_out, args.model):
+    with writing_weights(args.output, args.weights_out, args.model) as files:
         printer = Printer(stream=text)
         printer.print_op(module)
         text.write("\n")
@@ -76,6 +76,11 @@ def import_model(args: argparse.Namespace, terminal: Terminal) -> int:
         sys.stdout.write(text.getvalue())
     else:
         write_whole(args.output, text.getvalue())
+    if files.elided:
+        terminal.remark(
+            f"note: the bytes of {len(files.elided)} large weight(s) are not in the text, which cannot be compiled: "
+            "--weights-out FILE keeps them, as does writing it beside the model"
+        )
     return EXIT_GOOD
 
 

@@ -36,12 +36,15 @@ class WeightFiles:
     inline_limit: int = INLINE_LIMIT
     known: dict[str, tuple[str, int]] = field(default_factory=lambda: dict[str, tuple[str, int]]())
     """sha256 -> (relative path, byte offset) of bytes that are already in a file."""
+    elided: set[str] = field(default_factory=lambda: set[str]())
+    """sha256 of the weights that were printed without their bytes."""
 
     def place(self, weight: WeightAttr) -> tuple[str, int] | None:
         """The file and offset of the weight's bytes, written to the sidecar when nowhere else; None to elide."""
         if weight.sha256 in self.known:
             return self.known[weight.sha256]
         if self.sidecar is None:
+            self.elided.add(weight.sha256)
             return None
         with self.sidecar.open("ab") as out:
             offset = out.tell()
