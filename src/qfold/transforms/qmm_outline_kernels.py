@@ -265,9 +265,10 @@ class _Outliner:
                     inner.operands[index] = values.get(operand, operand)
             block.add_op(op)
         block.add_op(func.ReturnOp())
-        for op in group:
-            for name, value in reversed(named_operands(op)):
-                value.name_hint = _HINTS.get(name, name)
+        operands = [pair for op in group for pair in reversed(named_operands(op))]
+        # What is read and written is called an output.
+        for name, value in sorted(operands, key=lambda pair: pair[0] == "outputs"):
+            value.name_hint = _HINTS.get(name, name)
         function = func.FuncOp(base, (block.arg_types, ()), Region(block), "private")
         function.location = location
         if isinstance(kernel, qkernel.CONTRACTIONS):

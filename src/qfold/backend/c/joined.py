@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from xdsl.dialects import memref
+from xdsl.dialects.builtin import MemRefType
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
 from qfold.backend.c.loops import GenericPrinter, Variable
@@ -29,21 +30,21 @@ def print_joined(
 ) -> None:
     """The loop nests of one function, each with the fill that its accumulator starts from."""
     shared = shared_loops([op for _, op in nests])
-    known = {**buffers, **_variables([op for _, op in nests], buffers, locals_, shared)}
+    variables = _variables([op for _, op in nests], buffers, locals_, shared)
+    known = {**buffers, **variables}
     last = {op.outputs[0]: op for _, op in nests}
     with ExitStack() as stack:
         for loop, extent in enumerate(shared.extents):
             if extent != 1:
                 stack.enter_context(out.loop(f"i{loop}", extent))
-        for buffer in known.values():
-            if isinstance(buffer, Variable):
-                out.line(f"{value_type(buffer.element)} {buffer.name};")
+        for buffer in variables.values():
+            out.line(f"{value_type(buffer.element)} {buffer.name};")
         for fill, op in nests:
-            written = op.outputs[0]
+            value = op.outputs[0]
             _print_nest(out, op, known, fill, shared.depth)
-            if isinstance(known[written], Variable) and written in buffers and last[written] is op:
-                target = buffers[written]
-                out.line(target.store(_position(op, target, shared), known[written].name))
+            if value in variables and value in buffers and last[value] is op:
+                target = buffers[value]
+                out.line(target.store(_position(op, target, shared), variables[value].name))
 
 
 def _variables(
@@ -53,21 +54,19 @@ def _variables(
     shared: SharedLoops,
 ) -> dict[SSAValue, Variable]:
     """A variable for each value that is made and read at one point of the shared loops, and is one element there."""
-    found: dict[SSAValue, Variable] = {}
     for op in locals_:
         if shared.elements_per_point(op.memref) > 1:
-            raise UnsupportedOp(
-                op, "a buffer of a function is one element for each point of its shared loops"
-            )
-        found[op.memref] = Variable(f"p{len(found)}", op.memref.type)
+            raise UnsupportedOp(op, "a function's own buffer has one element per point of its loops")
+    own: dict[SSAValue, MemRefType[Attribute]] = {op.memref: op.memref.type for op in locals_}
+    found: dict[SSAValue, Variable] = {}
     for index, op in enumerate(nests):
         value = op.outputs[0]
-        before = {v for nest in nests[:index] for v, _ in accesses(nest)}
+        before = {v for nest in nests[:index] for v, _ in accesses(nest)} | {*op.inputs}
         after = {v for nest in nests[index + 1 :] for v, _ in accesses(nest)}
-        read_first = value in before or value in op.inputs
-        if value in after and not read_first and shared.elements_per_point(value) == 1:
-            if value in buffers and value not in found:
-                found[value] = Variable(f"p{len(found)}", buffers[value].type)
+        handed_over = value in after and value not in before
+        if value in own or (handed_over and shared.elements_per_point(value) == 1):
+            type_ = own[value] if value in own else buffers[value].type
+            found.setdefault(value, Variable(f"p{len(found)}", type_))
     return found
 
 

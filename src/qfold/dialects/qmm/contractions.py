@@ -103,7 +103,7 @@ class MatmulOp(_ContractionOp, HasCanonicalizationPatternsInterface):
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from qfold.dialects.qmm.canonicalization import FoldTransposeIntoMatmul
+        from qfold.transforms.canonicalization_patterns.qmm import FoldTransposeIntoMatmul
 
         return (FoldTransposeIntoMatmul(),)
 
@@ -183,7 +183,7 @@ class DequantMatmulOp(_ContractionOp, HasCanonicalizationPatternsInterface):
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from qfold.dialects.qmm.canonicalization import DropUnusedSum
+        from qfold.transforms.canonicalization_patterns.qmm import DropUnusedSum
 
         return (DropUnusedSum(),)
 
@@ -388,7 +388,7 @@ class DequantConvOp(_ContractionOp, HasCanonicalizationPatternsInterface):
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from qfold.dialects.qmm.canonicalization import DropUnusedSum
+        from qfold.transforms.canonicalization_patterns.qmm import DropUnusedSum
 
         return (DropUnusedSum(),)
 

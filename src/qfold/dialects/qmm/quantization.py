@@ -72,7 +72,7 @@ class ConstantOp(IRDLOperation, HasCanonicalizationPatternsInterface):
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from qfold.dialects.qmm.canonicalization import FoldLayoutOfConstant
+        from qfold.transforms.canonicalization_patterns.qmm import FoldLayoutOfConstant
 
         return (FoldLayoutOfConstant(),)
 
@@ -173,7 +173,7 @@ class QuantizeOp(_RuntimeQuantOp, HasCanonicalizationPatternsInterface):
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from qfold.dialects.qmm.canonicalization import FoldQuantize
+        from qfold.transforms.canonicalization_patterns.qmm import FoldQuantize
 
         return (FoldQuantize(),)
 
@@ -218,7 +218,7 @@ class DequantizeOp(_RuntimeQuantOp, HasCanonicalizationPatternsInterface):
 
     @classmethod
     def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
-        from qfold.dialects.qmm.canonicalization import FoldDequantize
+        from qfold.transforms.canonicalization_patterns.qmm import FoldDequantize
 
         return (FoldDequantize(),)
 
