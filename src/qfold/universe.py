@@ -31,7 +31,12 @@ def get_all_targets() -> dict[str, Callable[[], type[Target]]]:
 
         return QfoldCTarget
 
-    return {"qfold-c": get_qfold_c}
+    def get_riscv_pulp_asm() -> type[Target]:
+        from qfold.dialects.riscv_pulp import RISCVPulpAsmTarget
+
+        return RISCVPulpAsmTarget
+
+    return {"qfold-c": get_qfold_c, "riscv-pulp-asm": get_riscv_pulp_asm}
 
 
 QFOLD_UNIVERSE = Universe(

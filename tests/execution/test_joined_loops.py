@@ -84,6 +84,21 @@ def test_variables_take_no_place_in_the_plan() -> None:
     assert not plan.data["buffers"].data
 
 
+def test_a_normalisation_that_was_exported_in_parts() -> None:
+    """Means with kept dimensions are read through reshapes, which must not keep the loops apart."""
+    b = NetworkBuilder("parts")
+    x = b.input("x", [4, 8, 16])
+    axis = b.constant(np.array([-1], np.int64))
+    centred = b.node("Sub", x, b.node("ReduceMean", x, axis, keepdims=1))
+    square = b.node("Pow", centred, b.constant(np.array(2, np.float32)))
+    variance = b.node("ReduceMean", square, axis, keepdims=1)
+    shifted = b.node("Add", variance, b.constant(np.array(1e-5, np.float32)))
+    b.output(b.node("Div", centred, b.node("Sqrt", shifted)), [4, 8, 16])
+    _, result = compiled(b.model())
+    assert_ok(result)
+    assert len(result.dispatches) == 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_graphs_in_c(seed: int) -> None:
     """The interpreters run loop nests one after the other; only C runs them under common loops."""

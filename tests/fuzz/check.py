@@ -143,13 +143,15 @@ def same_outputs(kind: str, ref: Reference, module: ModuleOp) -> None:
         complain(kind, name, now, before, np.nan_to_num(allowed, nan=0.0, posinf=np.inf))
 
 
-def check_levels(case: Case, *, fuse: bool = True, hoist: bool = True) -> None:
+def check_levels(
+    case: Case, *, fuse: bool = True, hoist: bool = True, verify_each: bool = True
+) -> None:
     """Everything but C. Raises `Refused`, `Finding`, or whatever a mistake of ours raises."""
     context = make_context()
     module, ref = reference(case)
-    run_passes(context, module, tensor_pipeline(fuse=fuse, hoist=hoist), verify_each=True)
+    run_passes(context, module, tensor_pipeline(fuse=fuse, hoist=hoist), verify_each=verify_each)
     same_outputs("tensor passes", ref, module)
-    run_passes(context, module, kernel_pipeline("host"), verify_each=True)
+    run_passes(context, module, kernel_pipeline("host"), verify_each=verify_each)
     same_outputs("kernel passes", ref, module)
 
 
@@ -163,19 +165,17 @@ def check_compiled(case: Case, *, fuse: bool = True, hoist: bool = True) -> None
         raise Finding("verify", "; ".join(bad[:3]))
 
 
-def check_sanitized(
-    case: Case, *, fuse: bool = True, hoist: bool = True, flags: Sequence[str] = SANITIZE
-) -> None:
+def check_sanitized(case: Case, *, fuse: bool = True, hoist: bool = True) -> None:
     """The compiled network under the address and undefined-behaviour sanitizers."""
     _, ref = reference(case)
     compilation = compile_loaded(ref.loaded, Options(fuse=fuse, hoist=hoist))
-    compare_outputs(case, ref, compilation, run_sanitized(compilation, case.feeds, flags))
+    compare_outputs(case, ref, compilation, run_sanitized(compilation, case.feeds))
 
 
-def run_sanitized(
-    compilation: Compilation, feeds: Mapping[str, Array], flags: Sequence[str]
-) -> dict[str, Array]:
-    with closing(build_module(compilation.kernels, extra_cflags=flags, native=False)) as executable:
+def run_sanitized(compilation: Compilation, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    with closing(
+        build_module(compilation.kernels, extra_cflags=SANITIZE, native=False)
+    ) as executable:
         return executable.run(feeds)
 
 

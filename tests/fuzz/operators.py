@@ -469,7 +469,7 @@ def depth_space(g: GraphBuilder) -> None:
     x = g.pick(FLOAT, rank=4)
     if 0 in x.shape:
         raise Invalid("empty")
-    n, c, h, w = x.shape
+    _, c, h, w = x.shape
     if c % 4 == 0 and g.chance(0.5):
         g.one("DepthToSpace", x, blocksize=2, mode=g.random.choice(["DCR", "CRD"]))
     elif h % 2 == 0 and w % 2 == 0:
@@ -568,6 +568,9 @@ def pooling(g: GraphBuilder) -> None:
         g.one(op, x)
         return
     attributes = window(g, x, dilate=op == "MaxPool" or (g.opset >= 19 and op == "AveragePool"))
+    strides = attributes.get("strides", [1] * len(attributes["kernel_shape"]))
+    if max(strides) > min(attributes["kernel_shape"]):
+        attributes.pop("auto_pad", None)  # of gaps between windows the reference pads a negative number
     if op == "AveragePool":
         attributes["count_include_pad"] = int(g.chance(0.5))
     # With unequal pads the reference takes the wrong windows.

@@ -441,3 +441,32 @@ def test_four_bits_without_a_sign_keep_their_bound() -> None:
     x = Bounded(np.array([9, 15], np.uint8), np.ones(2))
     (y,) = run(module, [x], domain="bounded")
     assert y.value.tolist() == [9.0, 15.0] and y.bound[0] == 1.0 and y.bound[1] >= 15.0
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_reads_at_an_index_that_is_not_certain(sure: bool) -> None:
+    """Any element may be read then, so nothing is known about it; a certain index keeps its row exact."""
+    module = parse(
+        """
+        func.func @main(%x: tensor<2xf32>, %table: tensor<3xf32>) -> tensor<2xf32> {
+          %empty = tensor.empty() : tensor<2xf32>
+          %y = linalg.generic {indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>],
+              iterator_types = ["parallel"]} ins(%x : tensor<2xf32>) outs(%empty : tensor<2xf32>) {
+          ^bb0(%e: f32, %o: f32):
+            %whole = arith.fptosi %e : f32 to i64
+            %i = arith.index_cast %whole : i64 to index
+            %r = tensor.extract %table[%i] : tensor<3xf32>
+            linalg.yield %r : f32
+          } -> tensor<2xf32>
+          func.return %y : tensor<2xf32>
+        }
+        """
+    )
+    x = np.array([0.5, 2.0])
+    table = np.array([1.0, 2.0, 3.0], np.float32)
+    (y,) = run(
+        module, [Bounded(x, np.array([0.1, 0.0 if sure else 0.1])), table], domain="bounded"
+    )
+    assert isinstance(y, Bounded)
+    np.testing.assert_array_equal(y.value, [1.0, 3.0])
+    np.testing.assert_array_equal(y.bound, [0.0, 0.0 if sure else np.inf])

@@ -165,3 +165,16 @@ def test_epilogue_on_rows_of_another_rank():
     maps = [str(m) for m in only(made, qmm.DequantMatmulOp).maps]
     assert maps == ["(d0, d1) -> (d0, 0)", "(d0, d1) -> ()"]
     assert not [op for op in made.walk() if isinstance(op, linalg.GenericOp)]
+
+
+def test_a_quantised_scalar_ends():
+    """The reshape to a scalar casts between signed and unsigned, and is no work for an epilogue to take for ever."""
+    quant = quantization(ui8, (1, 1), "tensor", zero="middle")
+
+    def build(node: Node, x: SSAValue) -> SSAValue:
+        y = node("QuantizeLinear").insert(qmm.QuantizeOp(matmul(node, x, (6, 1)), quant)).result
+        return node("Squeeze").reshape(y, ())
+
+    made = check(module(build, (1, 6)), "qmm-lower-quantization", FUSE)
+    (op,) = (op for op in made.walk() if isinstance(op, qmm.DequantMatmulOp))
+    assert op.epilogue is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from xdsl.dialects.builtin import TensorType, f32, i64
+from xdsl.dialects.builtin import TensorType, f32, i32, i64
 from xdsl.ir import SSAValue
 
 from qfold.dialects import qmm
@@ -126,3 +126,18 @@ def test_a_constant_that_nothing_fused_stays_integers():
     assert names(made)["linalg.generic"] == 1
     constants = [op.value.type for op in made.walk() if isinstance(op, qmm.ConstantOp)]
     assert constants == [TensorType(i8, [4, 8])]
+
+
+def test_dequantize_of_sums():
+    """i32 needs no widening; per axis neither."""
+    for scale, axis in ((0.25, None), ([0.5, 0.25, 2.0], 1)):
+        quant = qmm.QuantAttr.get(i32, np.asarray(scale, np.float32), axis=axis)
+
+        def build(node: Node, q: SSAValue, quant: qmm.QuantAttr = quant) -> SSAValue:
+            return node("DequantizeLinear").insert(qmm.DequantizeOp(q, quant)).result
+
+        made = module(build, (2, 3), types=[i32])
+        before = run(made, [np.array([[1, -2, 70000], [5, 6, -(2**31)]], np.int32)])
+        apply(made, LOWER)
+        made.verify()
+        assert_same(run(made, [np.array([[1, -2, 70000], [5, 6, -(2**31)]], np.int32)]), before)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from xdsl.context import Context
-from xdsl.dialects import arith, memref, tensor
+from xdsl.dialects import arith, func, memref, tensor
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, StringAttr, TensorType, f32, i64
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import SSAValue
@@ -15,6 +15,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel, qmm
+from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i4, i8, ui4, ui8
 from qfold.ir.builder import TensorBuilder
 from qfold.ir.globals import global_weight
@@ -622,3 +623,35 @@ def test_a_dynamic_shape_is_refused():
 def test_an_unknown_target_is_refused():
     with pytest.raises(PassFailedException, match="unknown target 'toaster'; known: host"):
         QmmBufferizePass("toaster").apply(Context(), module([(2,)], lambda b, x: double(b, x)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "parts"),
+    [
+        ((1, 1), (1, 1), [(1, 5), (1, 5), (2, 1), (2, 1)]),
+        ((0, 2), (0, 0), [(2, 2)]),
+        ((0, 0), (0, 0), []),
+    ],
+)
+def test_only_the_frame_of_a_padded_value_is_filled(
+    low: tuple[int, ...], high: tuple[int, ...], parts: list[tuple[int, ...]]
+):
+    def build(b: B, x: V):
+        shape = [a + n + c for a, n, c in zip(low, (2, 3), high, strict=True)]
+        return double(b, b.insert_slice(double(b, x), b.fill(shape, f32, 7.0), low))
+
+    level2 = check_levels(module([(2, 3)], build))
+    fills = ops(level2, linalg.FillOp)
+    assert [shape_of(op.outputs[0]) for op in fills] == parts
+    calls = [c.callee.string_value() for c in ops(outlined(level2), func.CallOp)]
+    assert [name.startswith("fill_") for name in calls].count(True) == bool(parts)
+
+
+def test_a_filled_value_that_others_read_is_filled_whole():
+    def build(b: B, x: V):
+        filled = b.fill((4, 5), f32, 7.0)
+        return [b.insert_slice(double(b, x), filled, (1, 1)), double(b, filled)]
+
+    level2 = check_levels(module([(2, 3)], build))
+    fills = ops(level2, linalg.FillOp)
+    assert (4, 5) in [shape_of(op.outputs[0]) for op in fills]

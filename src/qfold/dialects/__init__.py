@@ -22,4 +22,9 @@ def get_all_dialects() -> dict[str, Callable[[], Dialect]]:
 
         return QMM
 
-    return {"qkernel": get_qkernel, "qmm": get_qmm}
+    def get_riscv_pulp() -> Dialect:
+        from qfold.dialects.riscv_pulp import RISCV_PULP
+
+        return RISCV_PULP
+
+    return {"qkernel": get_qkernel, "qmm": get_qmm, "riscv_pulp": get_riscv_pulp}

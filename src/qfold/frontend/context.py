@@ -40,9 +40,19 @@ class NodeContext:
         self._attributes = {a.name: a for a in self.node.attribute}
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """The Python value of an attribute (int, float, str, a list of these, or a numpy array), or `default`."""
+        """The Python value of an attribute (int, float, str, a list of these, or a numpy array), or `default`.
+
+        `FrontendError` for a value that is no number or no string where the default is one: of an operator that ONNX does not
+        define, nothing else checks attributes.
+        """
         attribute = self._attributes.get(name)
-        return default if attribute is None else attribute_value(attribute, str(self.ref))
+        if attribute is None:
+            return default
+        value = attribute_value(attribute, str(self.ref))
+        for kinds, expected in (((int, float), "a number"), ((str,), "a string")):
+            if isinstance(default, kinds) and not isinstance(value, kinds):
+                self.invalid(f"attribute '{name}' is {value!r:.60}; expected {expected}")
+        return value
 
     def has_attr(self, name: str) -> bool:
         """Whether the node gives the attribute."""

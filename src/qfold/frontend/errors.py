@@ -11,6 +11,15 @@ class FrontendError(DiagnosticException):
     """The model, or what was asked of it, cannot be handled. The text is complete: it needs no traceback."""
 
 
+_SHOWN = 600
+
+
+def shortened(error: BaseException) -> str:
+    """The text of an error, which may list every element of something, in the length of a message."""
+    text = str(error).strip() or type(error).__name__
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + " ..."
+
+
 @dataclass(frozen=True)
 class NodeRef:
     """Names one ONNX node in a message."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -21,12 +22,13 @@ from xdsl.utils.exceptions import VerifyException
 
 from qfold.frontend import folding, raising, registry, schema
 from qfold.frontend.context import NodeContext, value_type
-from qfold.frontend.errors import FrontendError, NodeRef, Unsupported
+from qfold.frontend.errors import FrontendError, NodeRef, Unsupported, shortened
 from qfold.frontend.graph import display_name, node_reads, ordered_nodes
 from qfold.frontend.materialize import Materializer
 from qfold.frontend.ops import load_importers
 from qfold.frontend.reader import LoadedModel
 from qfold.frontend.tensors import (
+    MAX_ELEMENTS,
     declared_shape,
     decode_tensor,
     element_type_of_onnx,
@@ -161,9 +163,10 @@ class GraphImporter:
             self.reasons.append(reason)
             results = [POISON] * len(node.output)
         except (VerifyException, ValueError, IndexError) as error:
-            raise FrontendError(f"{ref} is not valid: {error}") from error
+            raise FrontendError(f"{ref} is not valid: {shortened(error)}") from error
         for output, result in zip(node.output, results, strict=False):
             if output:
+                check_size(result, ref)
                 check_declared(declared.get(output), result, ref)
                 scope.values[output] = result
         for output in node.output[len(results) :]:
@@ -346,6 +349,16 @@ def _type_proto(value: Value | None) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(
         onnx_type_of(tensor_type.element_type), tensor_type.get_shape()
     )
+
+
+def check_size(result: Slot, ref: NodeRef) -> None:
+    """`FrontendError` when a node gives more elements than any tensor may have."""
+    if not isinstance(result, Poison):
+        count = prod(value_type(result).get_shape())
+        if count > MAX_ELEMENTS:
+            raise FrontendError(
+                f"{ref} gives {count} elements; at most {MAX_ELEMENTS} are supported"
+            )
 
 
 def check_declared(declared: ValueInfoProto | None, result: Slot, ref: NodeRef) -> None:

@@ -39,7 +39,8 @@ def find_schema(domain: str, op_type: str, opset: int) -> OpSchema | None:
 def check_node(node: NodeProto, schema: OpSchema, ref: NodeRef) -> None:
     """`FrontendError` when attributes or the number of inputs do not fit `schema`.
 
-    Attributes that the schema does not know are let through: exporters mix the attribute and input forms of opset 13.
+    Exporters mix the attribute and input forms of opset 13: an attribute that the schema does not know has to fit an older one
+    that does, if there is one.
     """
     present = len(node.input)
     while present and not node.input[present - 1]:
@@ -65,11 +66,21 @@ def check_node(node: NodeProto, schema: OpSchema, ref: NodeRef) -> None:
             if definition.required:
                 raise FrontendError(f"{ref} lacks its attribute '{name}'")
             continue
-        kind = int(cast(Any, definition.type).value)
-        if not attribute.ref_attr_name and attribute.type != kind:
-            found = _KINDS.get(attribute.type, "of another kind")
-            wanted = _KINDS.get(kind, "of another kind")
-            raise FrontendError(f"{ref}: attribute '{name}' is {found}; expected {wanted}")
+        _check_kind(attribute, definition, ref)
+    for name, attribute in given.items():
+        older: OpSchema | None = schema
+        while older is not None and name not in older.attributes:
+            older = find_schema(ref.domain, node.op_type, older.since_version - 1)
+        if older is not None:
+            _check_kind(attribute, older.attributes[name], ref)
+
+
+def _check_kind(attribute: AttributeProto, definition: OpSchema.Attribute, ref: NodeRef) -> None:
+    kind = int(cast(Any, definition.type).value)
+    if not attribute.ref_attr_name and attribute.type != kind:
+        found = _KINDS.get(attribute.type, "of another kind")
+        wanted = _KINDS.get(kind, "of another kind")
+        raise FrontendError(f"{ref}: attribute '{attribute.name}' is {found}; expected {wanted}")
 
 
 def is_too_old(schema: OpSchema, ref: NodeRef) -> bool:

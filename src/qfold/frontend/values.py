@@ -98,13 +98,10 @@ class Quantized:
             return self.through(node, q=q, axis=axis)
         assert self.scale is not None
         zero_point = self.zero_point
-        return self.through(
-            node,
-            q=q,
-            axis=axis,
-            scale=self.scale.transpose(permutation),
-            zero_point=None if zero_point is None else zero_point.transpose(permutation),
-        )
+        if zero_point is not None and zero_point.ndim:  # else one for all
+            zero_point = zero_point.transpose(permutation)
+        scale = self.scale.transpose(permutation)
+        return self.through(node, q=q, axis=axis, scale=scale, zero_point=zero_point)
 
     def reshaped(self, shape: Sequence[int], node: str | None) -> Quantized | None:
         """The same elements with another shape, or None where the parameters have no place in it.

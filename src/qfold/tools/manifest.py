@@ -84,7 +84,8 @@ def _record(dispatch: Dispatch) -> KernelRecord:
             )
         )
     weights = {p.root.symbol: p.root for p in dispatch.operands if isinstance(p.root, WeightData)}
-    nests = [o for o in compute_ops(kernel.function) if not isinstance(o, linalg.FillOp)] or [op]
+    ops = compute_ops(kernel.function)
+    nests = [o for o in ops if not isinstance(o, linalg.FillOp)] or ops
     iterations = sum(iteration_count(nest) for nest in nests)
     contraction = isinstance(op, qkernel.CONTRACTIONS)
     return KernelRecord(

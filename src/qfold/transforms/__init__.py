@@ -34,6 +34,12 @@ _BUFFER_LEVEL: dict[str, str] = {
 """As `_TENSOR_LEVEL`, for the passes from bufferisation on."""
 
 
+_RISCV_LEVEL: dict[str, str] = {
+    "riscv-pulp-desugar": "RiscvPulpDesugarPass",
+}
+"""As `_TENSOR_LEVEL`, for passes on generated kernels."""
+
+
 def get_all_passes() -> dict[str, Callable[[], type[ModulePass]]]:
     """Pass name -> a function that imports and returns the pass class."""
 
@@ -44,5 +50,5 @@ def get_all_passes() -> dict[str, Callable[[], type[ModulePass]]]:
 
         return load
 
-    passes = _TENSOR_LEVEL | _BUFFER_LEVEL
+    passes = _TENSOR_LEVEL | _BUFFER_LEVEL | _RISCV_LEVEL
     return {name: factory(name, class_name) for name, class_name in sorted(passes.items())}

@@ -27,8 +27,9 @@ from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.contraction import ints, shape_of, window_of
-from qfold.dialects.element_types import numpy_dtype
+from qfold.dialects.element_types import bit_width, numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
+from qfold.ir.builder import element_type
 from qfold.ir.constants import constant_weight
 from qfold.ir.globals import constant_global
 from qfold.ir.layouts import Layout
@@ -42,6 +43,12 @@ from qfold.transforms.buffer_assignment import (
     Root,
     captures,
     result_of,
+    slice_of,
+)
+from qfold.transforms.buffer_preparation import (
+    place_fills,
+    read_behind_reshapes,
+    remove_dead_ops,
 )
 from qfold.transforms.buffer_views import view_ops
 
@@ -72,6 +79,7 @@ def bufferize(module: ModuleOp, function: func.FuncOp, target: Target) -> None:
     """Replace one function on tensors by one on memrefs."""
     check_supported(function)
     block = function.body.block
+    read_behind_reshapes(block)
     remove_dead_ops(block)
     place_fills(block)
     assignment = BufferAssignment(block, target)
@@ -117,57 +125,17 @@ def _is_scalar(op: Operation) -> bool:
     return isinstance(op, arith.ConstantOp) and not isinstance(op.result.type, TensorType)
 
 
-def remove_dead_ops(block: Block) -> None:
-    """Erase what nobody reads; every op of the tensor level is pure."""
-    for op in reversed(list(block.ops)):
-        if not isinstance(op, func.ReturnOp) and not any(r.uses for r in op.results):
-            Rewriter.erase_op(op)
-
-
-def place_fills(block: Block) -> None:
-    """Give each op that starts from a fill one of its own, right before it, or before the values that go into it are made.
-
-    A shared fill would have to be copied for each reader but the last, and one that comes early would hold its buffer for long.
-    """
-    position = {op: i for i, op in enumerate(block.ops)}
-    # Insertions first: what a fill for a reduction is put before may itself go into a filled buffer.
-    for op in position:
-        if isinstance(op, tensor.InsertSliceOp):
-            _own_fill(op, op.dest, _first_writer(op.source, position) or op)
-    for op in position:
-        if isinstance(op, linalg.GenericOp):
-            _own_fill(op, op.outputs[0], op)
-    remove_dead_ops(block)
-
-
-def _own_fill(op: Operation, start: SSAValue, before: Operation) -> None:
-    """Where `op` starts from a fill, have it start from a copy of that op, made before another."""
-    fill = start.owner
-    if not isinstance(fill, linalg.FillOp):
-        return
-    empty, value = fill.outputs[0].owner, fill.inputs[0].owner
-    if not isinstance(empty, tensor.EmptyOp) or not isinstance(value, arith.ConstantOp):
-        return
-    new_value, new_empty = value.clone(), empty.clone()
-    new_fill = linalg.FillOp((new_value.result,), (new_empty.tensor,), (start.type,))
-    copies: tuple[Operation, ...] = (new_value, new_empty, new_fill)
-    for copy in copies:
-        copy.location = fill.location
-    Rewriter.insert_op(copies, InsertPoint.before(before))
-    op.operands[list(op.operands).index(start)] = new_fill.results[0]
-
-
-def _first_writer(value: SSAValue, position: dict[Operation, int]) -> Operation | None:
-    """The first op that would write to the buffer of `value`, were it made where it is wanted."""
-    owner = value.owner
-    while isinstance(owner, VIEWS):
-        owner = owner.operands[0].owner
-    if not isinstance(owner, Operation):
-        return None
-    if not isinstance(owner, tensor.InsertSliceOp):
-        return owner if isinstance(owner, COMPUTE) else None
-    writers = [owner, *(_first_writer(v, position) for v in (owner.source, owner.dest))]
-    return min((w for w in writers if w in position), key=lambda w: position[cast(Operation, w)])
+def frame(
+    shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Disjoint boxes, each (offsets, sizes), that cover all of `shape` but the box inside of it."""
+    boxes: list[tuple[list[int], list[int]]] = []
+    for axis, (extent, offset, size) in enumerate(zip(shape, offsets, sizes, strict=True)):
+        for start, length in ((0, offset), (offset + size, extent - offset - size)):
+            if length:
+                at = [*offsets[:axis], start, *(0 for _ in shape[axis + 1 :])]
+                boxes.append((at, [*sizes[:axis], length, *shape[axis + 1 :]]))
+    return boxes
 
 
 class _Emitter:
@@ -287,15 +255,42 @@ class _Emitter:
     # Ops.
 
     def _compute(self, op: Operation) -> None:
-        y = self._memref(result_of(op))
         if isinstance(op, linalg.FillOp):
-            new: Operation = linalg.FillOp((self._scalars[op.inputs[0]],), (y,), ())
-        elif isinstance(op, linalg.GenericOp):
+            for part in self._filled(op):
+                fill = linalg.FillOp((self._scalars[op.inputs[0]],), (self._view(part),), ())
+                fill.attributes.update(op.attributes)
+                self._insert(fill)
+            return
+        y = self._memref(result_of(op))
+        if isinstance(op, linalg.GenericOp):
             new = self._generic(op, y)
         else:
             new = self._contraction(op, y)
         new.attributes.update(op.attributes)
         self._insert(new)
+
+    def _filled(self, op: linalg.FillOp) -> list[Buffer]:
+        """What has to be filled: only the frame, when a slice goes into the middle and nobody else reads the value."""
+        value = op.results[0]
+        buffer = self.assignment.buffers[value]
+        use = next(iter(value.uses), None)
+        insert = None if use is None else use.operation
+        if (
+            not isinstance(insert, tensor.InsertSliceOp)
+            or not value.has_one_use()
+            or value is not insert.dest
+            or self.assignment.buffers[result_of(insert)] != buffer
+            or bit_width(element_type(value)) % 8  # a part may start in the middle of a byte
+        ):
+            return [buffer]
+        offsets, sizes, strides = slice_of(insert)
+        if 0 in sizes or any(s != 1 for s in strides):
+            return [buffer]
+        parts = [
+            buffer.layout.sliced(at, lengths, strides).reshaped(lengths)
+            for at, lengths in frame(shape_of(value), offsets, sizes)
+        ]
+        return [Buffer(buffer.root, layout) for layout in parts if layout is not None]
 
     def _generic(self, op: linalg.GenericOp, y: SSAValue) -> Operation:
         inputs = [self._memref(v) for v in op.inputs]

@@ -306,6 +306,7 @@ class _Replay:
         if wrong.size:
             other = int(owners[wrong[0]])
             where = int(units[wrong[0]]) * self._unit // 8
+            named = other < _NOBODY or buffer.identity == _VARIABLE
             by = (
                 "nobody has written"
                 if other == _NOBODY
@@ -315,7 +316,7 @@ class _Replay:
                 call,
                 callee,
                 ordinal,
-                f"reads byte {where} of {memory.name if other < _NOBODY else 'the arena'}, which {by}",
+                f"reads byte {where} of {memory.name if named else 'the arena'}, which {by}",
             )
         if not also_written:
             memory.readers[units] = self._step

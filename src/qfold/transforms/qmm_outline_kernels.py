@@ -130,7 +130,10 @@ def _generics(group: Sequence[Operation]) -> list[linalg.GenericOp] | None:
 
 def _joins(group: Sequence[Operation], unit: Sequence[Operation]) -> bool:
     """Whether the loop nest of `unit` runs best under common loops with those of `group`, some of which it depends on."""
-    before, joined = _generics(group), _generics([*group, *unit])
+    together = [*group, *unit]
+    if group and all(isinstance(op, linalg.FillOp) for op in together):
+        return len({_root(op.operands[-1]) for op in together}) == 1  # a frame
+    before, joined = _generics(group), _generics(together)
     if before is None or joined is None or not isinstance(unit[-1], linalg.GenericOp):
         return False
     written = {op.outputs[0] for op in before}

@@ -56,7 +56,9 @@ def _variables(
     """A variable for each value that is made and read at one point of the shared loops, and is one element there."""
     for op in locals_:
         if shared.elements_per_point(op.memref) > 1:
-            raise UnsupportedOp(op, "a function's own buffer has one element per point of its loops")
+            raise UnsupportedOp(
+                op, "a function's own buffer has one element per point of its loops"
+            )
     own: dict[SSAValue, MemRefType[Attribute]] = {op.memref: op.memref.type for op in locals_}
     found: dict[SSAValue, Variable] = {}
     for index, op in enumerate(nests):

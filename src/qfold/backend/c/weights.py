@@ -76,7 +76,7 @@ def print_assembly(program: Program, blob: Blob) -> str:
         for w in users:
             out.line(f"    .globl {w.symbol}")
             out.line(f"    .type {w.symbol}, %object")
-            out.line(f"    .size {w.symbol}, {max(1, size)}")
+            out.line(f"    .size {w.symbol}, {max(1, len(w.weight.raw))}")
             out.line(f"{w.symbol}:")
         if size:
             out.line(f'    .incbin "weights.bin", {offset}, {size}')

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from xdsl.backend.register_allocatable import RegisterConstraints
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.dialects.riscv import UI5, AssemblyInstructionArg, IntRegisterType, Registers, ui5
-from xdsl.dialects.riscv.abstract_ops import assembly_arg_str
+from xdsl.dialects.riscv.abstract_ops import AssemblyInstructionArg, assembly_arg_str
+from xdsl.dialects.riscv.attrs import UI5, ui5
+from xdsl.dialects.riscv.registers import IntRegisterType, Registers
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import (
     VarConstraint,
@@ -131,8 +132,8 @@ class ClipOperation(_RegisterInstruction, ABC):
 
 class _BitField(_RegisterInstruction, ABC):
     """
-    Works on the bits [position, position + length) of a register. The instruction has length - 1 in the low bits of funct7 and the
-    position in rs2's place. What hardware does beyond bit 31 differs, so such fields are refused.
+    Works on a bit field of a register. The instruction has the field's length, minus 1, in the low bits of funct7 and its
+    position in rs2's place. The manuals contradict each other on fields that reach beyond bit 31: they are refused.
     """
 
     length = attr_def(IntegerAttr[UI5])
@@ -318,8 +319,8 @@ class BsetOp(BitFieldOperation):
 @irdl_op_definition
 class InsertOp(_BitField):
     """
-    The lowest bits of rs1 replace the field of rd, whose other bits stay. GVSoC and parts of PULP's documents call it `p.inserti`;
-    the assembler's name is `p.insert`.
+    The lowest bits of rs1 replace the field of rd, whose other bits stay. GVSoC calls it `p.inserti`; the assembler's name is
+    `p.insert`.
     """
 
     name = "riscv_pulp.insert"
@@ -359,3 +360,21 @@ class InsertOp(_BitField):
 
 
 # endregion
+
+
+OPS: Final[tuple[type[Operation], ...]] = (
+    MacOp,
+    MsuOp,
+    AbsOp,
+    MinOp,
+    MinuOp,
+    MaxOp,
+    MaxuOp,
+    ClipOp,
+    ClipuOp,
+    ExtractOp,
+    ExtractuOp,
+    BclrOp,
+    BsetOp,
+    InsertOp,
+)

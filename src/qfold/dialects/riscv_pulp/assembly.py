@@ -39,8 +39,15 @@ class PulpAssemblyPrinter(AssemblyPrinter):
             self._label_count += 1
         return label
 
+    def emit_section(self, new_section: str) -> None:
+        is_new = self._current_section != new_section
+        super().emit_section(new_section)
+        if is_new and new_section == ".text":
+            # RI5CY wants the bounds of a loop word-aligned.
+            self.print_string("    .p2align 2\n", indent=0)
+
     def print_module(self, module: ModuleOp) -> None:
-        # A loop's end is counted in 4-byte instructions, and RI5CY wants word-aligned loop bounds.
+        # A loop's end is counted in 4-byte instructions.
         self.print_string("    .option norvc\n    .option norelax\n")
         for op in module.body.walk():
             if not isinstance(op, AssemblyPrintable):

@@ -1,15 +1,15 @@
 """Packed dot products: four bytes or two half-words of rs1 times those of rs2, summed in 32 bits.
 
-`sp`: both operands signed; `up`: both unsigned; `usp`: rs1 unsigned, rs2 signed. A leading `s` adds to the destination. `.sc`: the lowest
-element of rs2 stands for all of them.
+`sp`: both operands signed; `up`: both unsigned; `usp`: rs1 unsigned, rs2 signed. A leading `s` adds to the destination.
+`.sc`: the lowest element of rs2 stands for all of them.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from xdsl.ir import Dialect
+from xdsl.ir import Dialect, Operation
 from xdsl.irdl import irdl_op_definition
 
 from qfold.dialects.riscv_pulp.alu import AccumulateOperation, BinaryOperation
@@ -165,3 +165,31 @@ class SdotspScBOp(DotAccumulateOperation):
 @irdl_op_definition
 class SdotspScHOp(DotAccumulateOperation):
     name = "riscv_pulp.sdotsp.sc.h"
+
+
+OPS: Final[tuple[type[Operation], ...]] = (
+    DotupBOp,
+    DotupHOp,
+    DotupScBOp,
+    DotupScHOp,
+    DotuspBOp,
+    DotuspHOp,
+    DotuspScBOp,
+    DotuspScHOp,
+    DotspBOp,
+    DotspHOp,
+    DotspScBOp,
+    DotspScHOp,
+    SdotupBOp,
+    SdotupHOp,
+    SdotupScBOp,
+    SdotupScHOp,
+    SdotuspBOp,
+    SdotuspHOp,
+    SdotuspScBOp,
+    SdotuspScHOp,
+    SdotspBOp,
+    SdotspHOp,
+    SdotspScBOp,
+    SdotspScHOp,
+)

@@ -1,8 +1,8 @@
 """The encodings of XpulpV2 as RI5CY has them (CORE-V's later `xcv*` extensions moved almost all of them).
 
-Every entry was confirmed by at least two sources that are independent of this project: GVSoC's `isa_pulpv2.py`, MemPool's `riscv_instr.sv`
-(generated from PULP's fork of riscv-opcodes; it has no hardware loops and no `p.elw`), the RI5CY datasheet (hardware loops), and
-instruction words that PULP's binutils disassembled. `tests/riscv_pulp/test_encodings.py` holds the words and the patterns.
+Every entry was confirmed by at least two sources that are independent of this project: GVSoC's `isa_pulpv2.py`, MemPool's
+`riscv_instr.sv` (generated from PULP's fork of riscv-opcodes; without hardware loops and `p.elw`), the RI5CY datasheet (hardware
+loops), and instruction words that PULP's binutils disassembled. `tests/riscv_pulp/test_encodings.py` has the words and patterns.
 """
 
 from __future__ import annotations

@@ -1,26 +1,25 @@
 """Loads and stores: with post-increment, the event load, and the narrow ones of the base ISA.
 
-The narrow loads and stores of xDSL's `riscv` dialect print `lb rd, rs1, imm`, which no assembler takes; those here print `lb rd, imm(rs1)`.
+The narrow loads and stores of xDSL's `riscv` dialect print `lb rd, rs1, imm`, which no assembler takes. Those here print
+`lb rd, imm(rs1)`.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from xdsl.backend.register_allocatable import RegisterConstraints
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.dialects.riscv import (
-    SI12,
+from xdsl.dialects.riscv.abstract_ops import (
     AssemblyInstructionArg,
-    IntRegisterType,
     RdRsImmIntegerOperation,
-    Registers,
     RsRsImmIntegerOperation,
-    si12,
+    assembly_arg_str,
 )
-from xdsl.dialects.riscv.abstract_ops import assembly_arg_str
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.riscv.attrs import SI12, si12
+from xdsl.dialects.riscv.registers import IntRegisterType, Registers
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.irdl import (
     VarConstraint,
     attr_def,
@@ -56,17 +55,25 @@ class NarrowStoreOperation(RsRsImmIntegerOperation, ABC):
 
 
 class PostIncrementOperation(PulpInstruction, ABC):
-    """An access at `rs1` that then adds to `rs1`: the sum is the result `rs1_out`, in the same register."""
+    """
+    An access at `rs1` that then adds to `rs1`: the sum is the result `rs1_out`, in the same register. `rs1` is the first operand
+    and `rs1_out` the last result; each subclass defines all of its operands, for the order's sake.
+    """
 
     POINTER: ClassVar = VarConstraint("POINTER", base(IntRegisterType))
 
-    rs1 = operand_def(POINTER)
+    @property
+    def pointer(self) -> SSAValue:
+        """`rs1`."""
+        return self.operands[0]
 
-    def _pointer_out(self) -> SSAValue:
+    @property
+    def pointer_out(self) -> OpResult:
+        """`rs1_out`."""
         return self.results[-1]
 
     def verify_(self) -> None:
-        verify_overwritten(self, self.rs1, self._pointer_out())
+        verify_overwritten(self, self.pointer, self.pointer_out)
 
 
 class PostIncrementLoadOperation(PostIncrementOperation, ABC):
@@ -88,6 +95,7 @@ class PostIncrementLoadOperation(PostIncrementOperation, ABC):
 class PostIncrementLoadImmOperation(PostIncrementLoadOperation, ABC):
     """`p.l* rd, imm(rs1!)`: rd = memory[rs1]; rs1 += imm (bytes, 12 bits signed)."""
 
+    rs1 = operand_def(PostIncrementOperation.POINTER)
     immediate = attr_def(IntegerAttr[SI12])
 
     assembly_format = "$rs1 `,` $immediate attr-dict `:` functional-type(operands, results)"
@@ -120,6 +128,7 @@ class PostIncrementLoadImmOperation(PostIncrementLoadOperation, ABC):
 class PostIncrementLoadRegOperation(PostIncrementLoadOperation, ABC):
     """`p.l* rd, rs2(rs1!)`: rd = memory[rs1]; rs1 += rs2 (bytes)."""
 
+    rs1 = operand_def(PostIncrementOperation.POINTER)
     rs2 = operand_def(IntRegisterType)
 
     assembly_format = "$rs1 `,` $rs2 attr-dict `:` functional-type(operands, results)"
@@ -149,11 +158,14 @@ class PostIncrementLoadRegOperation(PostIncrementLoadOperation, ABC):
 class PostIncrementStoreImmOperation(PostIncrementOperation, ABC):
     """`p.s* rs2, imm(rs1!)`: memory[rs1] = rs2; rs1 += imm (bytes, 12 bits signed)."""
 
+    rs1 = operand_def(PostIncrementOperation.POINTER)
     rs2 = operand_def(IntRegisterType)
     rs1_out = result_def(PostIncrementOperation.POINTER)
     immediate = attr_def(IntegerAttr[SI12])
 
-    assembly_format = "$rs1 `,` $rs2 `,` $immediate attr-dict `:` functional-type(operands, results)"
+    assembly_format = (
+        "$rs1 `,` $rs2 `,` $immediate attr-dict `:` functional-type(operands, results)"
+    )
 
     traits = traits_def(MemoryWriteEffect())
 
@@ -179,6 +191,7 @@ class PostIncrementStoreImmOperation(PostIncrementOperation, ABC):
 class PostIncrementStoreRegOperation(PostIncrementOperation, ABC):
     """`p.s* rs2, rs3(rs1!)`: memory[rs1] = rs2; rs1 += rs3 (bytes). rs3 is encoded where rd would be."""
 
+    rs1 = operand_def(PostIncrementOperation.POINTER)
     rs2 = operand_def(IntRegisterType)
     rs3 = operand_def(IntRegisterType)
     rs1_out = result_def(PostIncrementOperation.POINTER)
@@ -401,3 +414,30 @@ class ElwOp(PulpInstruction):
 
 
 # endregion
+
+
+OPS: Final[tuple[type[Operation], ...]] = (
+    LbOp,
+    LbuOp,
+    LhOp,
+    LhuOp,
+    SbOp,
+    ShOp,
+    LbPostOp,
+    LbuPostOp,
+    LhPostOp,
+    LhuPostOp,
+    LwPostOp,
+    LbPostRegOp,
+    LbuPostRegOp,
+    LhPostRegOp,
+    LhuPostRegOp,
+    LwPostRegOp,
+    SbPostOp,
+    ShPostOp,
+    SwPostOp,
+    SbPostRegOp,
+    ShPostRegOp,
+    SwPostRegOp,
+    ElwOp,
+)

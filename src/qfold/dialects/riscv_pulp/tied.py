@@ -28,10 +28,8 @@ def verify_overwritten(op: Operation, value: SSAValue, result: SSAValue) -> None
         raise VerifyException(
             f"{_name(value)} is overwritten here but defined outside of this block; carry it as an argument of the loop"
         )
-    reads = 0
     for use in value.uses:
         if use.operation is op:
-            reads += 1
             continue
         reader = block.find_ancestor_op_in_block(use.operation)
         if reader is op or (reader is not None and op.is_before_in_block(reader)):

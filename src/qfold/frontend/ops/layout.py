@@ -6,6 +6,7 @@ For values that are computed at run time; `constant_layout.py` moves constants.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -31,6 +32,7 @@ from qfold.frontend.shapes import (
     squeeze_shape,
     unsqueeze_shape,
 )
+from qfold.frontend.tensors import MAX_ELEMENTS
 
 
 def _integers(ctx: NodeContext, index: int, what: str) -> list[int]:
@@ -245,6 +247,9 @@ def import_pad(ctx: NodeContext) -> SSAValue:
     mode = ctx.attr("mode", "constant")
     offsets = [max(0, -n) for n in low]
     sizes = [n - o - max(0, -h) for n, o, h in zip(shape_of(x), offsets, high, strict=True)]
+    padded = prod(n + max(0, a) + max(0, z) for n, a, z in zip(sizes, low, high, strict=True))
+    if padded > MAX_ELEMENTS:
+        ctx.invalid(f"pads make {padded} elements; at most {MAX_ELEMENTS} are supported")
     if min(sizes, default=0) < 0:
         ctx.invalid(f"pads take more elements away than {list(shape_of(x))} has")
     x = b.empty(sizes, type_) if 0 in sizes else b.slice(x, offsets, sizes, [1] * rank)
