@@ -92,6 +92,12 @@ def test_batch_normalization_of_a_constant_takes_the_given_statistics() -> None:
     outputs_of_constants("BatchNormalization", expected, X, scale, bias, mean, variance, opset=13)
 
 
+def test_old_softmax_of_a_constant_is_over_all_dimensions_from_its_axis() -> None:
+    """ONNX's evaluator takes one axis in every opset."""
+    e = np.exp(X)
+    outputs_of_constants("Softmax", e / e.sum(axis=(1, 2), keepdims=True), X, opset=11, axis=1)
+
+
 def test_pooling_of_a_constant_keeps_the_channels() -> None:
     """ONNX's evaluator pools the channels too, with one spatial dimension."""
     outputs_of_constants("GlobalMaxPool", X.max(axis=2, keepdims=True), X, opset=21)

@@ -120,6 +120,8 @@ class GraphBuilder:
     """Quantised constants as they are stored."""
     values: dict[str, Array] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    free: set[str] = field(default_factory=set)
+    """Initializers that may be inputs too."""
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -223,6 +225,14 @@ class GraphBuilder:
     def one(self, op: str, *inputs: Value | None, keep: bool = True, **attributes: Any) -> Value:
         return self.node(op, *inputs, keep=keep, **attributes)[0]
 
+    def along(
+        self, op: str, x: Value, axes: Sequence[int], *, keep: bool = True, **attributes: Any
+    ) -> Value:
+        """A node with axes, which opset 13 made an input of."""
+        if self.opset >= 13:
+            return self.one(op, x, self.ints(*axes), keep=keep, **attributes)
+        return self.one(op, x, keep=keep, axes=list(axes), **attributes)
+
     def outputs(self) -> list[Value]:
         """What the graph returns: what nothing reads, some intermediates, sometimes an input or a constant."""
         leaves = [v for v in self.pool if v.name not in self.used and v not in self.inputs]
@@ -255,6 +265,7 @@ def finish(builders: Sequence[GraphBuilder], label: str = "") -> Case:
     nodes = [n for b in builders for n in b.nodes]
     if first.chance(0.1):
         first.random.shuffle(nodes)
+    values = {n: a for b in builders for n, a in b.values.items()}
     graph = helper.make_graph(
         nodes,
         "fuzz",
@@ -262,9 +273,13 @@ def finish(builders: Sequence[GraphBuilder], label: str = "") -> Case:
         [value_info(v) for v in outputs],
         [t for b in builders for t in b.initializers],
     )
+    feeds = {v.name: v.array for b in builders for v in b.inputs}
+    for tensor in graph.initializer:
+        # A default that callers may override, and do with the same value.
+        if any(tensor.name in b.free for b in builders) and first.chance(0.03):
+            feeds[tensor.name] = values[tensor.name]
+            graph.input.append(value_info(Value(tensor.name, values[tensor.name])))
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", first.opset)], ir_version=10
     )
-    feeds = {v.name: v.array for b in builders for v in b.inputs}
-    values = {n: a for b in builders for n, a in b.values.items()}
     return Case(model, feeds, values, label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ def draw(g: GraphBuilder, shape: tuple[int, ...], form: str) -> tuple[str, Quant
     block: int | None = None
     grid: tuple[int, ...] = ()
     kind = g.random.choice(["tensor", "axis", "axis", "block"])
-    if form == "deeploy":
+    if form == "deeploy" or (g.opset < 13 and form != "arith"):
         kind = "tensor"
     if shape and kind != "tensor":
         axis = g.random.randrange(len(shape))
@@ -65,7 +66,7 @@ def draw(g: GraphBuilder, shape: tuple[int, ...], form: str) -> tuple[str, Quant
             grid = (shape[axis],)
     elif g.chance(0.3) and form != "deeploy":
         grid = (1,)
-        if form == "qdq" and g.opset < 13:
+        if g.opset < 13:
             grid = ()
     spread = 0.5 / np.sqrt(max(1, np.prod(shape, dtype=np.int64) ** 0.5)) / (high - low + 1) * 2
     scale = np.asarray((0.5 + g.rng.random(grid)) * spread, np.float32)
@@ -123,7 +124,7 @@ def lay_out(
         return g.one("Reshape", value, g.ints(*shape), keep=False)
     if layout == "unsqueeze":
         if g.chance(0.5):
-            return g.one("Squeeze", value, g.ints(0), keep=False)
+            return g.along("Squeeze", value, [0], keep=False)
         return g.one("Reshape", value, g.ints(*shape), keep=False, allowzero=1 if 0 in shape else 0)
     if layout == "identity":
         return g.one("Identity", value, keep=False)
@@ -182,4 +183,24 @@ def dequantise(g: GraphBuilder, q: Value, name: str, w: Quantised, form: str) ->
         )
         again = g.one("QuantizeLinear", value, scale, point, keep=False, **attributes)
         value = g.one("DequantizeLinear", again, scale, point, keep=False, **attributes)
+    return value
+
+
+def shared_weight(g: GraphBuilder, fits: Callable[[tuple[int, ...]], bool]) -> Value | None:
+    found = [w for w in g.weights if fits(w.shape)]
+    return g.random.choice(found) if found and g.chance(0.6) else None
+
+
+def weight(g: GraphBuilder, shape: tuple[int, ...]) -> Value:
+    """A constant weight: one that others read too, or a new one; mostly quantised."""
+    shared = shared_weight(g, lambda s: s == shape)
+    if shared is not None:
+        return shared
+    turned = shared_weight(g, lambda s: s == shape[::-1]) if len(shape) == 2 else None
+    if turned is not None:
+        return g.one("Transpose", turned, keep=False, perm=[1, 0])
+    if g.chance(0.75):
+        return quantised(g, shape)
+    value = g.constant(g.floats(shape, 0.5))
+    g.weights.append(value)
     return value

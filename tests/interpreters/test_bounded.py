@@ -464,9 +464,7 @@ def test_reads_at_an_index_that_is_not_certain(sure: bool) -> None:
     )
     x = np.array([0.5, 2.0])
     table = np.array([1.0, 2.0, 3.0], np.float32)
-    (y,) = run(
-        module, [Bounded(x, np.array([0.1, 0.0 if sure else 0.1])), table], domain="bounded"
-    )
+    (y,) = run(module, [Bounded(x, np.array([0.1, 0.0 if sure else 0.1])), table], domain="bounded")
     assert isinstance(y, Bounded)
     np.testing.assert_array_equal(y.value, [1.0, 3.0])
     np.testing.assert_array_equal(y.bound, [0.0, 0.0 if sure else np.inf])

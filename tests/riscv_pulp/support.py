@@ -9,14 +9,26 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from io import BytesIO, StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
-from xdsl.dialects import rv32
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.context import Context
+from xdsl.dialects import riscv, rv32
+from xdsl.dialects.builtin import Builtin, IntegerAttr, ModuleOp
 from xdsl.dialects.riscv.registers import IntRegisterType
+from xdsl.dialects.riscv_func import RISCV_Func
+from xdsl.dialects.riscv_scf import RISCV_Scf
+from xdsl.interpreter import Interpreter
+from xdsl.interpreters.riscv import RiscvFunctions
+from xdsl.interpreters.riscv_func import RiscvFuncFunctions
+from xdsl.interpreters.riscv_scf import RiscvScfFunctions
+from xdsl.interpreters.utils.ptr import RawPtr
 from xdsl.ir import Operation, SSAValue
+from xdsl.parser import Parser
+from xdsl.passes import ModulePass
 
-from qfold.dialects.riscv_pulp import PulpAssemblyPrinter
+from qfold.dialects.riscv_pulp import RISCV_PULP, PulpAssemblyPrinter
+from qfold.interpreters.riscv_pulp import RiscvPulpFunctions, Rv32BaseFunctions
 
 needs_assembler = pytest.mark.skipif(
     find_spec("ziglang") is None or find_spec("elftools") is None,
@@ -67,3 +79,46 @@ def assemble(lines: Iterable[str], directory: Path) -> list[int]:
     assert result.returncode == 0, result.stderr
     text = ELFFile(BytesIO(target.read_bytes())).get_section_by_name(".text").data()
     return [int.from_bytes(text[i : i + 4], "little") for i in range(0, len(text), 4)]
+
+
+def printed(module: ModuleOp) -> list[str]:
+    """The assembly of a module that has none of our instructions, or only `.insn`."""
+    output = StringIO()
+    PulpAssemblyPrinter(output, insn=True).print_module(module)
+    return output.getvalue().splitlines()
+
+
+def parse(text: str, *, verify: bool = True) -> ModuleOp:
+    """A module, verified unless told otherwise."""
+    context = Context()
+    for dialect in (Builtin, riscv.RISCV, rv32.RV32, RISCV_Func, RISCV_Scf, RISCV_PULP):
+        context.load_dialect(dialect)
+    module = Parser(context, text).parse_module()
+    if verify:
+        module.verify()
+    return module
+
+
+def run_passes(module: ModuleOp, *passes: ModulePass) -> ModuleOp:
+    """A copy of the module after some passes, verified after each."""
+    module = module.clone()
+    for one in passes:
+        one.apply(Context(), module)
+        module.verify()
+    return module
+
+
+def interpret(module: ModuleOp, *args: int | RawPtr, function: str = "f") -> tuple[Any, ...]:
+    """The results of a function: integers as unsigned numbers, pointers as they are."""
+    interpreter = Interpreter(module, index_bitwidth=32)
+    for functions in (
+        RiscvFunctions(),
+        Rv32BaseFunctions(),
+        RiscvScfFunctions(),
+        RiscvFuncFunctions(),
+        RiscvPulpFunctions(),
+    ):
+        interpreter.register_implementations(functions)
+    registers = [IntegerAttr(a, 32, truncate_bits=True) if isinstance(a, int) else a for a in args]
+    results = interpreter.call_op(function, tuple(registers))
+    return tuple(r.value.data & 0xFFFFFFFF if isinstance(r, IntegerAttr) else r for r in results)

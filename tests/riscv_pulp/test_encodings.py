@@ -1,4 +1,4 @@
-"""The `.insn` text of every op, assembled by LLVM (which knows nothing of XpulpV2), against facts from outside of this project."""
+"""The `.insn` text of every op, assembled by LLVM (which knows nothing of XpulpV2), against facts from outside this project."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ PATTERNS = {
     "sdotsp.sc.h":    "1011100 ..... ..... 100 ..... 1010111",
     "sdotsp.b":       "1011100 ..... ..... 001 ..... 1010111",
     "sdotsp.sc.b":    "1011100 ..... ..... 101 ..... 1010111",
-    # GVSoC's isa_pulpv2.py; and for the loops the RI5CY datasheet, chapter "PULP Hardware Loop Extensions", for p.elw the
-    # words below.
+    # GVSoC's isa_pulpv2.py and RI5CY's decoder.sv and id_stage.sv; for the loops also its datasheet, chapter "PULP
+    # Hardware Loop Extensions", for p.elw the words below.
     "elw":            "....... ..... ..... 110 ..... 0000011",
     "lp_setup":       "....... ..... ..... 100 0000. 1111011",
     "lp_setupi":      "....... ..... ..... 101 0000. 1111011",

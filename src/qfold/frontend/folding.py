@@ -30,10 +30,20 @@ _SHAPE_INPUT_LIMIT = 1024
 
 
 _NOT_FOLDED = frozenset(
-    ("AveragePool", "BatchNormalization", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")
+    (
+        "AveragePool",
+        "BatchNormalization",
+        "GlobalLpPool",
+        "GlobalMaxPool",
+        "LogSoftmax",
+        "LpPool",
+        "MaxPool",
+        "Softmax",
+    )
 )
 """Not left to the reference evaluator, which is wrong about some: it takes the batch's own statistics for BatchNormalization in
-opsets 9 to 13, and other windows than ONNX defines for pooling with `auto_pad`, `ceil_mode` or one spatial dimension."""
+opsets 9 to 13, one axis for Softmax below opset 13, where it is all from there on, and other windows than ONNX defines for
+pooling with `auto_pad`, `ceil_mode` or one spatial dimension."""
 
 
 def tensor_type_proto(const: Const) -> TypeProto:

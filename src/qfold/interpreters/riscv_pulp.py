@@ -270,6 +270,12 @@ class Rv32BaseFunctions(Rv32Functions):
     bit is lost. To be registered instead of `Rv32Functions`.
     """
 
+    @impl(riscv.NopOp)
+    def run_nop(
+        self, interpreter: Interpreter, op: riscv.NopOp, args: PythonValues
+    ) -> PythonValues:
+        return ()
+
     def run_base(self, interpreter: Interpreter, op: Operation, args: PythonValues) -> PythonValues:
         _check_width(interpreter)
         args = RiscvFunctions.get_reg_values(interpreter, op.operands, args)

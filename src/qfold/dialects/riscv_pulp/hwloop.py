@@ -11,22 +11,12 @@ from xdsl.backend.liveness import LivenessContext
 from xdsl.backend.register_allocatable import RegisterConstraints
 from xdsl.backend.register_allocator import BlockAllocator, live_ins_per_block
 from xdsl.backend.register_type import RegisterAllocatedMemoryEffect
-from xdsl.dialects import riscv_func, rv32
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnrealizedConversionCastOp
-from xdsl.dialects.riscv import ops as riscv
+from xdsl.dialects.builtin import IntegerAttr
 from xdsl.dialects.riscv.abstract_ops import (
     AssemblyInstructionArg,
-    CsrBitwiseImmOperation,
-    CsrBitwiseOperation,
-    CsrReadWriteImmOperation,
-    CsrReadWriteOperation,
-    GetAnyRegisterOperation,
-    RdImmJumpOperation,
-    RdRsImmJumpOperation,
     RISCVAsmOperation,
     RISCVInstruction,
     RISCVRegallocOperation,
-    RsRsOffIntegerOperation,
     assembly_arg_str,
 )
 from xdsl.dialects.riscv.attrs import UI5, UI12, ui5, ui12
@@ -55,53 +45,8 @@ from xdsl.transforms.canonicalization_patterns.riscv import get_constant_value
 from xdsl.utils.exceptions import DiagnosticException, VerifyException
 
 from qfold.dialects.riscv_pulp.assembly import PulpAssemblyPrinter, PulpInstruction
-from qfold.dialects.riscv_pulp.memory import ElwOp
+from qfold.dialects.riscv_pulp.loop_rules import MIN_BODY, MIN_TAIL, verify_body_op
 from qfold.dialects.riscv_pulp.tied import verify_overwritten
-
-MIN_BODY: Final = 3
-"""
-Fewest instructions of a body. The RI5CY User Manual (chapter "PULP Hardware Loop Extensions") names two in one place and three in
-another; its authors settled on three (cv32e40p issue 284), as the CV32E40P User Manual v1.1.0 says ("Hardware Loop constraints").
-PULP's GCC does emit loops of two.
-"""
-
-MIN_TAIL: Final = 2
-"""
-How many instructions follow the inner loop in the outer loop's body, at least: the two ends are 8 bytes apart (the same chapter
-of the CV32E40P User Manual).
-"""
-
-_SILENT = (riscv.CommentOp, GetAnyRegisterOperation, UnrealizedConversionCastOp)
-"""Ops of a body that no instruction is printed for."""
-
-_FORBIDDEN: dict[type[Operation] | tuple[type[Operation], ...], str] = {
-    (
-        CsrReadWriteOperation,
-        CsrBitwiseOperation,
-        CsrReadWriteImmOperation,
-        CsrBitwiseImmOperation,
-    ): "accesses a CSR",
-    (
-        RsRsOffIntegerOperation,
-        RdImmJumpOperation,
-        RdRsImmJumpOperation,
-        riscv.ReturnOp,
-        riscv_func.CallOp,
-        riscv_func.ReturnOp,
-    ): "branches",
-    (riscv.EcallOp, riscv.WfiOp): "is privileged",
-    ElwOp: "sleeps",
-    riscv.CustomAssemblyInstructionOp: "is unknown: it may be a fence or a branch",
-}
-"""The same chapter's list of what a body must not contain, and `p.elw`. xDSL has no op for `fence` and `mret`."""
-
-
-def _single_instruction_li(op: rv32.LiOp) -> bool:
-    """Whether the assembler makes one instruction of a `li`: `addi`, or `lui`."""
-    if isinstance(op.immediate, StringAttr):
-        return False
-    value = op.immediate.value.data
-    return -2048 <= value < 2048 or value % 4096 == 0
 
 
 @irdl_op_definition
@@ -204,19 +149,10 @@ class HardwareLoopOperation(PulpInstruction, ABC):
             raise VerifyException("two loop-carried values start as the same register")
 
     def _verify_body_op(self, op: Operation) -> None:
-        for types, what in _FORBIDDEN.items():
-            if isinstance(op, types):
-                raise VerifyException(f"{op.name} in the body of a hardware loop {what}")
-        if op.successors:
-            raise VerifyException(f"{op.name} in the body of a hardware loop branches")
-        if isinstance(op, rv32.LiOp) and not _single_instruction_li(op):
-            raise VerifyException(
-                f"{op.name} in the body of a hardware loop takes more than one instruction; move it before the loop"
-            )
         if isinstance(op, HardwareLoopOperation):
             self._verify_inner(op)
-        elif not isinstance(op, (YieldOp, RISCVInstruction, *_SILENT)) or op.regions:
-            raise VerifyException(f"{op.name} cannot be in the body of a hardware loop")
+        elif not isinstance(op, YieldOp):
+            verify_body_op(op)
 
     def _verify_inner(self, inner: HardwareLoopOperation) -> None:
         if (self.loop, inner.loop) != (1, 0):
@@ -247,7 +183,7 @@ class HardwareLoopOperation(PulpInstruction, ABC):
     def update_liveness(self, ctx: LivenessContext) -> None:
         block = self.body.block
         # The body runs repeatedly: what it uses from outside must survive an iteration.
-        body = ctx.copy(ctx.alive | live_ins_per_block(block)[block])
+        body = ctx.copy({*ctx.alive, *live_ins_per_block(block)[block]})
         body.process_block(block)
         ctx.alive.update(body.alive)
         super().update_liveness(ctx)
@@ -469,7 +405,7 @@ class LpSetupiOp(HardwareLoopOperation):
     def insn_args(self) -> str:
         count = self.static_count() if self.static_count() < 2048 else self.static_count() - 4096
         e = self.encoding
-        # The end is where rs1 would be.
+        # The end is where rs1 would be. (The RI5CY datasheet's text has it the other way round; its RTL does not.)
         return f"i {e.opcode:#x}, {e.funct3}, x{self.loop}, x{self.half_words}, {count}"
 
     @classmethod
