@@ -14,6 +14,7 @@ from xdsl.dialects import func, memref
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import SSAValue
 
+from qfold.backend.c.emit import emit
 from qfold.backend.run import build_module
 from qfold.interpreters import run
 from qfold.ir.builder import TensorBuilder
@@ -134,3 +135,19 @@ def test_random_graphs_in_c(seed: int) -> None:
     executable.close()
     for i, value in enumerate(expected):
         assert np.array_equal(found[f"y{i}"], np.asarray(value)), f"output {i}"
+
+
+def test_an_accumulator_that_starts_from_memory_is_loaded() -> None:
+    """The sum of unsigned integers starts from a constant tensor (a fill takes signless scalars), not from a fill."""
+    b = NetworkBuilder("unsigned_mean")
+    x = b.input("x", [3, 4], TensorProto.UINT8)
+    y = b.node("ReduceMean", x, b.constant(np.array([1], np.int64)), keepdims=0)
+    b.output(y, [3], TensorProto.UINT8)
+    graph = helper.make_graph(b.nodes, b.name, b.inputs, b.outputs, b.initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    data = np.array([[1, 2, 3, 4], [60, 60, 60, 60], [0, 0, 0, 9]], np.uint8)
+    compilation, result = compiled(model, {"x": data})
+    assert_ok(result)
+    assert result.outputs[0].error == 0
+    text = emit(compilation.kernels)["kernels.c"].decode()
+    assert "uint8_t p0 = y1[i0];" in text

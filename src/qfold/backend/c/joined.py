@@ -37,8 +37,9 @@ def print_joined(
         for loop, extent in enumerate(shared.extents):
             if extent != 1:
                 stack.enter_context(out.loop(f"i{loop}", extent))
-        for buffer in variables.values():
-            out.line(f"{value_type(buffer.element)} {buffer.name};")
+        for value, buffer in variables.items():
+            start = _start(value, nests, buffers, shared)
+            out.line(f"{value_type(buffer.element)} {buffer.name}{start};")
         for fill, op in nests:
             value = op.outputs[0]
             _print_nest(out, op, known, fill, shared.depth)
@@ -70,6 +71,20 @@ def _variables(
             type_ = own[value] if value in own else buffers[value].type
             found.setdefault(value, Variable(f"p{len(found)}", type_))
     return found
+
+
+def _start(
+    value: SSAValue,
+    nests: Sequence[tuple[linalg.FillOp | None, linalg.GenericOp]],
+    buffers: Mapping[SSAValue, Buffer],
+    shared: SharedLoops,
+) -> str:
+    """The initialiser of a variable: what is in memory, where the generic that writes it first goes on from there."""
+    fill, first = next(nest for nest in nests if nest[1].outputs[0] is value)
+    if fill is not None or value not in buffers or not first.body.block.args[-1].uses:
+        return ""
+    target = buffers[value]
+    return f" = {target.load(_position(first, target, shared))}"
 
 
 def _print_nest(
