@@ -81,14 +81,6 @@ def add_location(op: Operation, *others: Operation) -> None:
     op.location = fuse_locations((op.location, *(o.location for o in others)))
 
 
-def give_location(ops: Iterable[Operation], like: Operation) -> None:
-    """Set the location of `like` where there is none."""
-    for op in ops:
-        for inner in op.walk():
-            if isinstance(inner.location, UnknownLoc):
-                inner.location = like.location
-
-
 def cloned_epilogue(op: EpilogueOperation) -> Region | None:
     """A copy of a contraction's epilogue, if it has one."""
     return None if op.epilogue is None else op.epilogue.clone()
