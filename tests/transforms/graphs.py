@@ -12,6 +12,7 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import IntegerType, ModuleOp, TensorType, UnknownLoc, f32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import PassPipeline
 
 from qfold.dialects import qmm
 from qfold.dialects.element_types import integer_range, is_float, numpy_dtype
@@ -101,9 +102,10 @@ def only(made: ModuleOp, kind: type[Any]) -> Any:
 
 
 def apply(made: ModuleOp, *passes: str) -> ModuleOp:
-    """Run passes; each must leave a module that verifies, in which every op still names where it comes from."""
+    """Run passes, `name` or `name{option=value}`; each must leave a module that verifies, in which every op still names where it
+    comes from."""
     for name in passes:
-        get_all_passes()[name]()().apply(Context(), made)
+        PassPipeline.parse_spec(get_all_passes(), name).apply(Context(), made)
         made.verify()
         for op in made.walk():
             if not isinstance(op, ModuleOp | func.ReturnOp):

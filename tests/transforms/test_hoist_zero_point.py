@@ -167,3 +167,29 @@ def test_borders_sum_what_lies_inside():
     made = check(module(build, (1, 2, 4, 4)), HOIST)
     sums = only(made, qmm.WindowSumOp)
     assert shape_of(sums.result) == (1, 1, 6, 6)
+
+
+@pytest.mark.parametrize(("rows", "hoisted"), [(1, True), (3, True), (4, False), (9, False)])
+def test_a_target_hoists_where_it_is_cheaper(rows, hoisted):
+    """The host widens [6, 4] weights once: 24 subtractions against 6 additions a row."""
+    made = module(lambda node, x: dequant_matmul(node, x, i8, (6, 4), "axis", 1), (rows, 6))
+    check(made, HOIST + "{target=host}")
+    assert (only(made, qmm.DequantMatmulOp).hoisted is not None) == hoisted
+    assert names(made)["qmm.row_sum"] == hoisted
+
+
+def test_readers_of_one_sum_pay_for_it_together():
+    def build(node: Node, x: SSAValue) -> list[SSAValue]:
+        return [dequant_matmul(node, x, i8, (6, 4), "axis", 1) for _ in range(3)]
+
+    made = check(module(build, (9, 6)), HOIST + "{target=host}")
+    assert names(made)["qmm.row_sum"] == 1 and names(made)["qmm.dequant_matmul"] == 3
+    assert all(o.hoisted is not None for o in ops(made) if isinstance(o, qmm.DequantMatmulOp))
+
+
+def test_symmetric_weights_are_hoisted_for_every_target():
+    made = module(
+        lambda node, x: dequant_matmul(node, x, i8, (6, 4), "axis", 1, zero="none"), (50, 6)
+    )
+    check(made, HOIST + "{target=host}")
+    assert only(made, qmm.DequantMatmulOp).hoisted is not None

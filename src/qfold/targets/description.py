@@ -64,6 +64,9 @@ class Target:
     alignment: int
     """Alignment of every planned buffer and of every constant, in bytes; a power of two."""
     kernels: tuple[Kernel, ...]
+    widens_weights_once: bool
+    """Whether kernels turn each integer weight into a float once for all rows, and not once per multiply-accumulate. Zero points
+    are subtracted there unless they are hoisted, so this says what hoisting saves."""
     toolchain: Toolchain
 
     def level(self, space: int) -> MemoryLevel:

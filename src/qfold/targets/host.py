@@ -60,6 +60,7 @@ HOST = Target(
             for op in _LOOPS
         ),
     ),
+    widens_weights_once=True,
     toolchain=Toolchain(
         compilers=("cc", "gcc", "clang"),
         flags=(

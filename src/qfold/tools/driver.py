@@ -94,7 +94,7 @@ def lower(
 ) -> TensorFacts:
     """Takes a tensor-level module to the kernel level, in place. `on_pass` hears of each pass and its seconds."""
     context = context or make_context()
-    passes = list(tensor_pipeline(fuse=options.fuse, hoist=options.hoist))
+    passes = list(tensor_pipeline(options.target, fuse=options.fuse, hoist=options.hoist))
     names = [p.name for p in passes]
     split = names.index("qmm-lower-quantization")
     run_passes(context, module, passes[:split], verify_each=options.verify_each, on_pass=on_pass)

@@ -21,8 +21,11 @@ def _make(name: str, **options: Any) -> ModulePass:
     return get_all_passes()[name]()(**options)
 
 
-def tensor_pipeline(*, fuse: bool = True, hoist: bool = True) -> tuple[ModulePass, ...]:
-    """The passes on tensors. `fuse`: dequantise inside of contractions; `hoist`: take the zero point out of their loops."""
+def tensor_pipeline(
+    target: str = "host", *, fuse: bool = True, hoist: bool = True
+) -> tuple[ModulePass, ...]:
+    """The passes on tensors. `fuse`: dequantise inside of contractions; `hoist`: take zero points out of their loops where that
+    is cheaper on the target."""
     names = ["qmm-raise-dequant", "qmm-canonicalize"]
     if fuse:
         names.append("qmm-fuse-dequant")
@@ -40,7 +43,8 @@ def tensor_pipeline(*, fuse: bool = True, hoist: bool = True) -> tuple[ModulePas
         "qmm-canonicalize",
         "qmm-linalg-cse",
     ]
-    return tuple(_make(name) for name in names)
+    options = {"qmm-hoist-zero-point": {"target": target}}
+    return tuple(_make(name, **options.get(name, {})) for name in names)
 
 
 def kernel_pipeline(target: str = "host", *, check: bool = True) -> tuple[ModulePass, ...]:
@@ -61,7 +65,10 @@ def compile_pipeline(
     target: str = "host", *, fuse: bool = True, hoist: bool = True, check: bool = True
 ) -> tuple[ModulePass, ...]:
     """All passes from what the frontend makes to what the backend prints."""
-    return (*tensor_pipeline(fuse=fuse, hoist=hoist), *kernel_pipeline(target, check=check))
+    return (
+        *tensor_pipeline(target, fuse=fuse, hoist=hoist),
+        *kernel_pipeline(target, check=check),
+    )
 
 
 def run_passes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -14,12 +15,13 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from qfold.dialects import qmm
-from qfold.dialects.contraction import window_of
+from qfold.dialects.contraction import shape_of, window_of
 from qfold.dialects.element_types import bit_width, signless
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.generics import add_location, erase_dead, function_blocks, local_rewriter, rebuilt
 from qfold.ir.locations import replace_op
 from qfold.ir.quantized import middle, reads_better_as_signed
+from qfold.targets import Target, target_named
 
 Hoistable = qmm.DequantMatmulOp | qmm.DequantConvOp
 WeightKey = tuple[str, TensorType[Attribute]]
@@ -127,16 +129,41 @@ def _weight_reads(op: Operation) -> Iterator[tuple[WeightAttr, QuantAttr | None]
         yield op.q.owner.value, op.quant
 
 
+def _summed(op: Hoistable) -> tuple[object, ...]:
+    """What the sum that `op` needs is over: ops with equal keys share one."""
+    if isinstance(op, qmm.DequantMatmulOp):
+        return (op.a, op.quant.block_size)
+    return (op.x, op.weight.shape[2:], *window_of(op))
+
+
+def _additions(op: Hoistable) -> int:
+    """What the sum that `op` needs costs, in additions."""
+    if isinstance(op, qmm.DequantMatmulOp):
+        return prod(shape_of(op.a))
+    batch, channels, *_ = shape_of(op.x)
+    taps = prod(op.weight.shape[2:])
+    return batch * channels * taps * prod(shape_of(op.result)[2:])
+
+
+def _subtractions(op: Hoistable, target: Target) -> int:
+    """What hoisting saves `op`, in subtractions, on kernels of the target."""
+    size = prod(op.weight.shape)
+    if target.widens_weights_once:
+        return size
+    outputs = prod(shape_of(op.result))
+    return outputs * (size // max(1, shape_of(op.result)[_OUTPUTS[type(op)]]))
+
+
+_OUTPUTS = {qmm.DequantMatmulOp: -1, qmm.DequantConvOp: 1}
+"""The dimension of the result that counts the outputs of one row or window."""
+
+
 def hoist(op: Hoistable, sums: dict[tuple[object, ...], Operation]) -> None:
     """Make `op` hoisted; `sums` holds the sums that are there already, by what they sum, and gets new ones."""
     if op.quant.is_symmetric:
         op.properties["hoisted"] = UnitAttr()
         return
-    key: tuple[object, ...]
-    if isinstance(op, qmm.DequantMatmulOp):
-        key = (op.a, op.quant.block_size)
-    else:
-        key = (op.x, op.weight.shape[2:], *window_of(op))
+    key = _summed(op)
     if key not in sums:
         new_sum: qmm.RowSumOp | qmm.WindowSumOp
         if isinstance(op, qmm.DequantMatmulOp):
@@ -162,6 +189,15 @@ def hoist(op: Hoistable, sums: dict[tuple[object, ...], Operation]) -> None:
     replace_op(local_rewriter(op), op, new_op)
 
 
+def _worthwhile(ops: list[Hoistable], target: Target) -> list[Hoistable]:
+    """Those of `ops` whose sums cost fewer additions than the subtractions that all readers of the sum save together."""
+    saved: dict[tuple[object, ...], int] = {}
+    for op in ops:
+        if not op.quant.is_symmetric:
+            saved[_summed(op)] = saved.get(_summed(op), 0) + _subtractions(op, target)
+    return [op for op in ops if op.quant.is_symmetric or _additions(op) < saved[_summed(op)]]
+
+
 @dataclass(frozen=True)
 class QmmHoistZeroPointPass(ModulePass):
     """Hoist the zero points of `dequant_matmul` and `dequant_conv`.
@@ -169,15 +205,22 @@ class QmmHoistZeroPointPass(ModulePass):
     Unsigned weights whose zero points lie about the middle of the range become signed ones first, when all readers of the bytes
     agree: ui8 with 128 is i8 with 0. Zero points that are not 0 then multiply a `qmm.row_sum` or `qmm.window_sum` of the
     activation, which contractions of the same activation share.
+
+    With a target, only where the sum costs less than it saves: a kernel that widens each weight once, for all rows, subtracts the
+    zero point then, and a sum over many rows for few columns is dearer. Without one, everywhere.
     """
 
     name = "qmm-hoist-zero-point"
+
+    target: str | None = None
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         blocks = list(function_blocks(op))
         _Centring().run(blocks)
         for block in blocks:
             sums: dict[tuple[object, ...], Operation] = {}
-            for inner in list(block.ops):
-                if isinstance(inner, Hoistable) and inner.hoisted is None:
-                    hoist(inner, sums)
+            ops = [o for o in block.ops if isinstance(o, Hoistable) and o.hoisted is None]
+            if self.target is not None:
+                ops = _worthwhile(ops, target_named(self.target))
+            for inner in ops:
+                hoist(inner, sums)
