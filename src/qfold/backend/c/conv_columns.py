@@ -1,8 +1,8 @@
 """Convolutions with many output channels: what the window sees is gathered into a panel that all of them go through.
 
-A tile is up to 32 outputs: a stretch of one output row, or several short rows. For it, the inputs under up to 128 taps
+A tile is up to 128 outputs: a stretch of one output row, or several short rows. For it, the inputs under up to 128 taps
 (channel, ky, kx) are gathered, zeros where the window leaves x. Then four output channels at a time multiply their weights,
-widened once per tile, with the panel.
+widened once per tile, with 32 columns of the panel after another.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Windowed
 
 _WIDTH = 32
-"""Outputs of a tile: two AVX-512 registers (see matmul.py)."""
+"""Outputs that are summed at once: two AVX-512 registers (see matmul.py)."""
+_TILE = 64
+"""Outputs of a tile. What widening a weight costs is spread over them: with 32 it is a tenth of all time."""
 _DEPTH = 128
 _ROWS = 4
-_HELD = 128
-"""Output channels whose sums are held, so that a panel is gathered once for all of them: 16 KiB of floats."""
+_HELD = 64
+"""Output channels whose sums are held, so that a panel is gathered once for all of them: 64 KiB of floats."""
 
 
 class ColumnsPrinter:
@@ -35,11 +37,12 @@ class ColumnsPrinter:
         self.epilogue = problem.epilogue
         w = self.window
         self.taps = w.rows.kernel * w.columns.kernel
-        # Input channels of a panel.
-        self.channels = max(1, min(w.channels, _DEPTH // self.taps))
+        self.channels = _even_share(w.channels, max(1, _DEPTH // self.taps))
+        """Input channels of a panel."""
         self.depth = self.channels * self.taps
-        self.width = min(w.columns.output, _WIDTH)
-        self.rows = max(1, min(w.rows.output, _WIDTH // self.width))
+        self.width = min(w.columns.output, _TILE)
+        self.rows = min(w.rows.output, _TILE // self.width)
+        self.lanes = -(-self.width * self.rows // _WIDTH) * _WIDTH
         self.held = min(w.outputs, _HELD)
 
     def print(self) -> None:
@@ -55,7 +58,7 @@ class ColumnsPrinter:
                 if extent > step:
                     stack.enter_context(out.loop(name, extent, 0, step))
             self._limits()
-            out.line(f"float sum[{self.held}][{_WIDTH}] = {{{{0.0f}}}};")
+            out.line(f"float sum[{self.held}][{self.lanes}] = {{{{0.0f}}}};")
             with ExitStack() as inner:
                 if w.channels > self.channels:
                     inner.enter_context(out.loop("c0", w.channels, 0, self.channels))
@@ -92,7 +95,7 @@ class ColumnsPrinter:
         """panel[k] = the inputs under tap k of each output of the tile."""
         out, w = self.out, self.window
         rows, columns = w.rows, w.columns
-        out.line(f"float panel[{self.depth}][{_WIDTH}] = {{{{0.0f}}}};")
+        out.line(f"float panel[{self.depth}][{self.lanes}] = {{{{0.0f}}}};")
         tap = Linear({"kx": 1}) + Linear({"ky": columns.kernel}) + Linear({"c": self.taps})
         with ExitStack() as stack:
             channels = self._depth
@@ -142,15 +145,20 @@ class ColumnsPrinter:
                 for r, channel in enumerate(channels):
                     with out.loop("k", self._depth):
                         out.line(f"w_k[{r}][k] = {self._weight(channel)};")
-                for r in range(size):
-                    out.line(f"float s{r}[{_WIDTH}];")
-                with out.loop("i", _WIDTH):
-                    out.lines(f"s{r}[i] = sum[{c}][i];" for r, c in enumerate(channels))
-                with out.loop("k", self._depth), out.loop("i", _WIDTH):
-                    out.line("const float v = panel[k][i];")
-                    out.lines(f"s{r}[i] += w_k[{r}][k] * v;" for r in range(size))
-                with out.loop("i", _WIDTH):
-                    out.lines(f"sum[{c}][i] = s{r}[i];" for r, c in enumerate(channels))
+                lane = "i"
+                with ExitStack() as stack:
+                    if self.lanes > _WIDTH:
+                        stack.enter_context(out.loop("i0", self.lanes, 0, _WIDTH))
+                        lane = "i0 + i"
+                    for r in range(size):
+                        out.line(f"float s{r}[{_WIDTH}];")
+                    with out.loop("i", _WIDTH):
+                        out.lines(f"s{r}[i] = sum[{c}][{lane}];" for r, c in enumerate(channels))
+                    with out.loop("k", self._depth), out.loop("i", _WIDTH):
+                        out.line(f"const float v = panel[k][{lane}];")
+                        out.lines(f"s{r}[i] += w_k[{r}][k] * v;" for r in range(size))
+                    with out.loop("i", _WIDTH):
+                        out.lines(f"sum[{c}][{lane}] = s{r}[i];" for r, c in enumerate(channels))
 
     def _tap(self) -> str:
         """The tap k of this panel among all taps."""
@@ -203,6 +211,14 @@ class ColumnsPrinter:
             n: None for n, e in (("n", self.window.images), ("g", self.window.groups)) if e == 1
         }
         return x.renamed(gone)
+
+
+def _even_share(extent: int, most: int) -> int:
+    """Up to `most` of `extent`: all parts of one size, where that does not halve them, as then every loop's end is a constant."""
+    if extent <= most:
+        return extent
+    shares = [n for n in range(most, most // 2, -1) if extent % n == 0]
+    return shares[0] if shares else most
 
 
 def replace_taps(at_w: Linear) -> Linear:
