@@ -84,6 +84,67 @@ def residual_network(layers: int, width: int, rows: int = 16, seed: int = 0) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def convolution_network(blocks: int, channels: int, size: int, seed: int = 0) -> ModelProto:
+    """`blocks` times: 3 x 3 Conv -> Relu -> depthwise 3 x 3 Conv -> Relu -> 1 x 1 Conv -> Add of the block's input.
+
+    On images of size x size pixels. Weights are int8 with a scale and a zero point per output channel; opset 17.
+    """
+    rng = np.random.default_rng(seed)
+    nodes: list[NodeProto] = []
+    weights: list[TensorProto] = []
+
+    def constant(name: str, values: np.ndarray) -> str:
+        weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def convolution(x: str, name: str, kernel: int, groups: int) -> str:
+        shape = (channels, channels // groups, kernel, kernel)
+        scale = rng.uniform(0.5, 1.5, channels) / (128 * np.sqrt(np.prod(shape[1:])))
+        quantized = [
+            constant(f"{name}_wq", rng.integers(-127, 128, shape, np.int8)),
+            constant(f"{name}_ws", scale.astype(np.float32)),
+            constant(f"{name}_wz", rng.integers(-8, 9, channels).astype(np.int8)),
+        ]
+        bias = constant(f"{name}_b", rng.standard_normal(channels).astype(np.float32))
+        nodes.extend(
+            [
+                helper.make_node("DequantizeLinear", quantized, [f"{name}_w"], axis=0),
+                helper.make_node(
+                    "Conv",
+                    [x, f"{name}_w", bias],
+                    [f"{name}_y"],
+                    kernel_shape=[kernel, kernel],
+                    pads=[kernel // 2] * 4,
+                    group=groups,
+                ),
+            ]
+        )
+        return f"{name}_y"
+
+    def relu(x: str) -> str:
+        nodes.append(helper.make_node("Relu", [x], [f"{x}_relu"]))
+        return f"{x}_relu"
+
+    value = "x"
+    for i in range(blocks):
+        inner = relu(convolution(value, f"regular_{i}", 3, 1))
+        inner = relu(convolution(inner, f"depthwise_{i}", 3, channels))
+        inner = convolution(inner, f"pointwise_{i}", 1, 1)
+        nodes.append(helper.make_node("Add", [inner, value], [f"block_{i}"]))
+        value = f"block_{i}"
+    for i, node in enumerate(nodes):
+        node.name = f"{node.op_type}_{i}"
+    shape = [1, channels, size, size]
+    graph = helper.make_graph(
+        nodes,
+        f"convolutions_{blocks}x{channels}",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(value, TensorProto.FLOAT, shape)],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
 _FOLDED = {"Cast", "Sub", "Mul", "DequantizeLinear", "Transpose", "Reshape", "Squeeze", "Identity"}
 
 

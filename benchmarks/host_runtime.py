@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from _networks import minilm, output_directory, residual_network, with_float_weights
+from _networks import (
+    convolution_network,
+    minilm,
+    output_directory,
+    residual_network,
+    with_float_weights,
+)
 from onnx import ModelProto
 from rich.console import Console
 from rich.table import Table
@@ -76,6 +82,14 @@ def main() -> None:
     networks: list[tuple[str, ModelProto, dict[str, int]]] = [
         (f"residual 4 x {width}, {rows} rows", residual_network(4, width, rows), {})
         for width, rows in ((256, 16), (1024, 1), (1024, 16))
+    ]
+    networks += [
+        (
+            f"convolutions 2 x {channels}, {size} x {size}",
+            convolution_network(2, channels, size),
+            {},
+        )
+        for channels, size in ((32, 32), (128, 8))
     ]
     source = minilm()
     if source is not None:

@@ -62,6 +62,9 @@ CONVS = [
     Conv("far_pads", (1, 1, 2, 2), 2, (1, 1), pads=(3, 0, 0, 3)),
     Conv("column", (1, 2, 8, 1), 3, (3, 1)),
     Conv("whole", (1, 4, 3, 3), 3, (3, 3)),
+    # more than is held on the stack: weights that are widened one by one, pixels that are not summed over channels first
+    Conv("many_taps", (1, 1030, 1, 3), 2, (1, 1)),
+    Conv("many_pixels", (1, 2, 4100), 3, (3,), pads=(1, 1)),
     # many output channels: the columns form, with every kind of tail
     Conv("columns", (2, 20, 7, 9), 13, (3, 3), pads=(1, 1, 1, 1)),
     Conv("columns_wide", (1, 3, 4, 70), 8, (3, 3), pads=(1, 2, 1, 0), strides=(1, 2)),

@@ -6,11 +6,16 @@ A convolution with a 1 x 1 kernel, unit strides and no pads sees all pixels as o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from math import prod
+
+from xdsl.dialects.builtin import MemRefType, f32
 
 from qfold.backend.c.contraction import Buffers, Epilogue, Weight
 from qfold.backend.c.conv_columns import ColumnsPrinter
 from qfold.backend.c.conv_direct import DirectPrinter
-from qfold.backend.c.layout import Linear, variable
+from qfold.backend.c.layout import Buffer, Linear, variable
 from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Axis, Window, Windowed, axes_of, source_of, spatial
 from qfold.dialects import qkernel
@@ -19,6 +24,8 @@ from qfold.ir.layouts import Layout
 
 _MANY_CHANNELS = 8
 """Output channels of a group from which gathering x into a panel pays."""
+_SUMMED = 4096
+"""Most pixels for which a window sum first sums over channels, so that a window adds taps and not taps * channels: 16 KiB."""
 
 
 def print_conv(out: Writer, op: qkernel.ConvOp | qkernel.DequantConvOp, buffers: Buffers) -> None:
@@ -68,8 +75,38 @@ def print_window_sum(out: Writer, op: qkernel.WindowSumOp, buffers: Buffers) -> 
     window = Window(
         x.shape[0], groups, x.shape[1] // groups, 1, rows, columns, source_of(x, groups), x
     )
-    if 0 not in y.shape:
-        DirectPrinter(out, Windowed(window, y, [], [at_y])).print()
+    if 0 in y.shape:
+        return
+    taps = rows.kernel * columns.kernel
+    pixels = window.images * window.groups * rows.size * columns.size
+    if window.channels > 1 and taps > 1 and 0 < pixels <= _SUMMED:
+        window = _summed_over_channels(out, window)
+    DirectPrinter(out, Windowed(window, y, [], [at_y])).print()
+
+
+def _summed_over_channels(out: Writer, window: Window) -> Window:
+    """Sums each pixel over its channels into `total`; what is left is a window over one channel."""
+    w, rows, columns = window, window.rows, window.columns
+    shape = (w.images, w.groups, rows.size, columns.size)
+    total = Buffer("total", MemRefType(f32, shape))
+    indices = [variable(name) for name in ("n", "g", "iy", "ix")]
+    at = total.at(indices)
+    out.line(f"float total[{prod(shape)}] = {{0.0f}};")
+    loops = zip(
+        ("n", "g", "c", "iy", "ix"),
+        (w.images, w.groups, w.channels, rows.size, columns.size),
+        strict=True,
+    )
+    with ExitStack() as stack:
+        gone: dict[str, str | None] = {}
+        for name, extent in loops:
+            if extent > 1:
+                stack.enter_context(out.loop(name, extent))
+            else:
+                gone[name] = None
+        source = w.source.load(w.x.renamed(gone))
+        out.line(f"total[{at.renamed(gone).text()}] += {source};")
+    return replace(w, channels=1, x=at, source=total)
 
 
 def _flattened(

@@ -1,6 +1,6 @@
 """Convolutions with many output channels: what the window sees is gathered into a panel that all of them go through.
 
-A tile is up to 128 outputs: a stretch of one output row, or several short rows. For it, the inputs under up to 128 taps
+A tile is up to 64 outputs: a stretch of one output row, or several short rows. For it, the inputs under up to 128 taps
 (channel, ky, kx) are gathered, zeros where the window leaves x. Then four output channels at a time multiply their weights,
 widened once per tile, with 32 columns of the panel after another.
 """
@@ -8,12 +8,11 @@ widened once per tile, with 32 columns of the panel after another.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 from qfold.backend.c.contraction import Epilogue
 from qfold.backend.c.layout import Linear
 from qfold.backend.c.text import Writer
-from qfold.backend.c.window import Windowed
+from qfold.backend.c.window import Windowed, with_taps_as_one
 
 _WIDTH = 32
 """Outputs that are summed at once: two AVX-512 registers (see matmul.py)."""
@@ -21,8 +20,8 @@ _TILE = 64
 """Outputs of a tile. What widening a weight costs is spread over them: with 32 it is a tenth of all time."""
 _DEPTH = 128
 _ROWS = 4
-_HELD = 64
-"""Output channels whose sums are held, so that a panel is gathered once for all of them: 64 KiB of floats."""
+_HELD = 128
+"""Output channels whose sums are held, so that a panel is gathered once for all of them: 32 KiB of floats."""
 
 
 class ColumnsPrinter:
@@ -169,7 +168,7 @@ class ColumnsPrinter:
     def _weight(self, channel: str) -> str:
         """The weight of tap k of an output channel: taps lie side by side in a dense weight."""
         o = self._origin("o0", self.window.outputs, self.held, channel)
-        at = self._live(replace_taps(self.problem.at_w)).renamed({"o": o, "k": self._tap()})
+        at = self._live(with_taps_as_one(self.problem.at_w)).renamed({"o": o, "k": self._tap()})
         parameter = self._live(self.problem.channel).renamed({"o": o})
         return self.weight.element(at, [parameter])
 
@@ -219,9 +218,3 @@ def _even_share(extent: int, most: int) -> int:
         return extent
     shares = [n for n in range(most, most // 2, -1) if extent % n == 0]
     return shares[0] if shares else most
-
-
-def replace_taps(at_w: Linear) -> Linear:
-    """Channel, ky and kx of a dense weight as one index k."""
-    terms = {n: c for n, c in at_w.terms.items() if n not in ("c", "ky", "kx")}
-    return replace(at_w, terms={**terms, "k": 1})

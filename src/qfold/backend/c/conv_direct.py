@@ -1,7 +1,8 @@
 """Convolutions tap by tap, without any copy of x: depthwise ones, few output channels, 1 x 1 kernels; and window sums.
 
 Up to 4 output channels share each row of x. The loops over the output are clipped to where a tap falls inside x. Each pass
-holds the sums of a stretch of one output row; the innermost loop runs along it, and a weight is widened once per stretch.
+holds the sums of a stretch of one output row; the innermost loop runs along it. Integer weights are widened ahead of all
+stretches, in a loop that vectorises, where they are few enough; others one by one, once per stretch.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from contextlib import ExitStack
 from qfold.backend.c.contraction import Epilogue
 from qfold.backend.c.layout import Buffer, Linear
 from qfold.backend.c.text import Writer
-from qfold.backend.c.window import Windowed
+from qfold.backend.c.window import Windowed, with_taps_as_one
+from qfold.ir.layouts import Layout
 
 _CHANNELS = 4
 _STRETCH = 256
 """Output elements of a row whose sums are held: 4 KiB of floats with 4 channels."""
+_WIDENED = 1024
+"""Most weights of one output channel that are widened ahead: 16 KiB of floats with 4 channels."""
 
 
 class DirectPrinter:
@@ -26,6 +30,15 @@ class DirectPrinter:
         self.problem = problem
         self.window = problem.window
         self.weight = problem.weight
+        rows, columns = self.window.rows, self.window.columns
+        self.taps = self.window.channels * rows.kernel * columns.kernel
+        self.ahead = (
+            problem.weight is not None
+            and problem.weight.scale is not None
+            and Layout.of(problem.weight.w.type).is_dense
+            and self.taps <= _WIDENED
+        )
+        """Whether the weights are widened before the loops over the output."""
 
     def print(self) -> None:
         out, w = self.out, self.window
@@ -58,6 +71,8 @@ class DirectPrinter:
 
     def _rows(self, o0: str, size: int) -> None:
         out, w = self.out, self.window
+        if self.ahead:
+            self._widen(o0, size)
         with ExitStack() as stack:
             if w.rows.output > 1:
                 stack.enter_context(out.loop("oy", w.rows.output))
@@ -71,6 +86,26 @@ class DirectPrinter:
                 out.line(f"float s{r}[{held}] = {{0.0f}};")
             self._taps(o0, size, width > held)
             self._store(o0, size, width > held)
+
+    def _widen(self, o0: str, size: int) -> None:
+        """w_k[r][k] = the weight of tap k (channel, ky, kx) of output channel o0 + r: taps lie side by side in a dense weight."""
+        assert self.weight is not None
+        out = self.out
+        out.line(f"float w_k[{size}][{self.taps}];")
+        with out.loop("k", self.taps):
+            for r in range(size):
+                at = self._at(with_taps_as_one(self.problem.at_w), o0, r, {})
+                parameter = self._at(self.problem.channel, o0, r, {})
+                out.line(f"w_k[{r}][k] = {self.weight.element(at, [parameter])};")
+
+    def _tap(self) -> Linear:
+        """The index k of the tap that the loops are at."""
+        rows, columns = self.window.rows, self.window.columns
+        extents = (("kx", columns.kernel, 1), ("ky", rows.kernel, columns.kernel))
+        terms = {name: step for name, kernel, step in extents if kernel > 1}
+        if self.window.channels > 1:
+            terms["c"] = rows.kernel * columns.kernel
+        return Linear(terms)
 
     def _taps(self, o0: str, size: int, split: bool) -> None:
         out, w = self.out, self.window
@@ -101,7 +136,10 @@ class DirectPrinter:
                 for r in range(size):
                     at = self._at(self.problem.at_w, o0, r, names)
                     parameter = self._at(self.problem.channel, o0, r, {})
-                    out.line(f"const float w{r} = {weight.element(at, [parameter])};")
+                    value = weight.element(at, [parameter])
+                    if self.ahead:
+                        value = f"w_k[{r}][{self._tap().text()}]"
+                    out.line(f"const float w{r} = {value};")
             position = self._input_column()
             with out.loop("ox", end, first):
                 out.line(f"const float v = {w.source.name}[{position.text()}];")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qfold.backend.c.contraction import Epilogue, Weight
 from qfold.backend.c.layout import Buffer, Linear, variable
@@ -96,3 +96,9 @@ class Windowed:
     """The output channel, which scales and zero points run along."""
     sums: Linear | None = None
     """Where the window sum of a hoisted zero point is."""
+
+
+def with_taps_as_one(at_w: Linear) -> Linear:
+    """Channel, ky and kx of a dense weight as one index k."""
+    terms = {n: c for n, c in at_w.terms.items() if n not in ("c", "ky", "kx")}
+    return replace(at_w, terms={**terms, "k": 1})
