@@ -11,6 +11,7 @@ Every tail has a loop of its own, and nothing is read past an operand. Tile size
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ def _print(out: Writer, p: _Problem) -> None:
             _Columns(out, p).print()
 
 
-class _Form:
+class _Form(ABC):
     """The frame of both forms: column tile, held rows, quantisation blocks, chunks of K, then the rest."""
 
     @property
@@ -322,12 +323,13 @@ class _Form:
     def padded(self, width: int) -> int:
         return width
 
+    @abstractmethod
     def print(self) -> None:
-        raise NotImplementedError
+        """The body of the kernel."""
 
+    @abstractmethod
     def accumulate(self, raw: str, n0: str, width: int, origin: str, depth: str, held: int) -> None:
         """Add this chunk of K to `raw[m][c]`."""
-        raise NotImplementedError
 
 
 class _Columns(_Form):
