@@ -7,6 +7,7 @@ import pytest
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, f32
 from xdsl.ir import SSAValue
+from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
@@ -193,3 +194,13 @@ def test_symmetric_weights_are_hoisted_for_every_target():
     )
     check(made, HOIST + "{target=host}")
     assert only(made, qmm.DequantMatmulOp).hoisted is not None
+
+
+def test_an_unknown_target_is_refused_before_anything_changes():
+    made = module(
+        lambda node, x: dequant_matmul(node, x, ui8, (6, 4), "tensor", zero="high"), (2, 6)
+    )
+    before = str(made)
+    with pytest.raises(PassFailedException, match="unknown target 'toaster'; known: host"):
+        apply(made, HOIST + "{target=toaster}")
+    assert str(made) == before

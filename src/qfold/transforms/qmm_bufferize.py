@@ -34,7 +34,7 @@ from qfold.ir.constants import constant_weight
 from qfold.ir.globals import constant_global
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
-from qfold.targets import Target, target_named
+from qfold.targets import Target
 from qfold.transforms.buffer_assignment import (
     COMPUTE,
     VIEWS,
@@ -51,6 +51,7 @@ from qfold.transforms.buffer_preparation import (
     remove_dead_ops,
 )
 from qfold.transforms.buffer_views import view_ops
+from qfold.transforms.target_option import target_option
 
 _MOVES = (*VIEWS, tensor.InsertSliceOp, tensor.EmptyOp)
 
@@ -63,10 +64,7 @@ class QmmBufferizePass(ModulePass):
     target: str = "host"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        try:
-            target = target_named(self.target)
-        except ValueError as e:
-            raise PassFailedException(str(e)) from None
+        target = target_option(self.target)
         for function in [f for f in op.body.block.ops if isinstance(f, func.FuncOp)]:
             if any(isinstance(t, TensorType) for t in function.function_type.inputs) or any(
                 isinstance(t, TensorType) for t in function.function_type.outputs

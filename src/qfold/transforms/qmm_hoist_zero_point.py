@@ -21,7 +21,8 @@ from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.generics import add_location, erase_dead, function_blocks, local_rewriter, rebuilt
 from qfold.ir.locations import replace_op
 from qfold.ir.quantized import middle, reads_better_as_signed
-from qfold.targets import Target, target_named
+from qfold.targets import Target
+from qfold.transforms.target_option import target_option
 
 Hoistable = qmm.DequantMatmulOp | qmm.DequantConvOp
 WeightKey = tuple[str, TensorType[Attribute]]
@@ -215,12 +216,13 @@ class QmmHoistZeroPointPass(ModulePass):
     target: str | None = None
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        target = None if self.target is None else target_option(self.target)
         blocks = list(function_blocks(op))
         _Centring().run(blocks)
         for block in blocks:
             sums: dict[tuple[object, ...], Operation] = {}
             ops = [o for o in block.ops if isinstance(o, Hoistable) and o.hoisted is None]
-            if self.target is not None:
-                ops = _worthwhile(ops, target_named(self.target))
+            if target is not None:
+                ops = _worthwhile(ops, target)
             for inner in ops:
                 hoist(inner, sums)

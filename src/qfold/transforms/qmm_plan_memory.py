@@ -26,9 +26,10 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects.element_types import byte_size
-from qfold.targets import Target, target_named
+from qfold.targets import Target
 from qfold.transforms.memory_plan import Lifetime, Plan, plan
 from qfold.transforms.qmm_outline_kernels import VIEWS, main_function
+from qfold.transforms.target_option import target_option
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,7 @@ class QmmPlanMemoryPass(ModulePass):
     target: str = "host"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        try:
-            target = target_named(self.target)
-        except ValueError as e:
-            raise PassFailedException(str(e)) from None
+        target = target_option(self.target)
         plan_memory(main_function(op), target)
 
 

@@ -17,8 +17,9 @@ from xdsl.utils.exceptions import PassFailedException
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
 from qfold.ir.operands import named_operands
-from qfold.targets import Kernel, Target, target_named
+from qfold.targets import Kernel, Target
 from qfold.transforms.qmm_outline_kernels import COMPUTE, functions
+from qfold.transforms.target_option import target_option
 
 Operand = tuple[str, str, bool]
 """(operand name, element type, whether it is dense)."""
@@ -35,10 +36,7 @@ class QmmSelectKernelsPass(ModulePass):
     target: str = "host"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        try:
-            target = target_named(self.target)
-        except ValueError as e:
-            raise PassFailedException(str(e)) from None
+        target = target_option(self.target)
         select_kernels(op, target)
 
 
