@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,25 @@ class MemoryLevel:
     space: int
     name: str
     size: int | None = None
+    origin: int | None = None
+    """Address of its first byte, where a linker script places sections in it."""
+
+
+@dataclass(frozen=True)
+class Isa:
+    """A RISC-V instruction set, as compilers and the kernel generator name it."""
+
+    name: str
+    """What `isa=` of a target says."""
+    march: str
+    """`-march` of clang and GCC. XpulpV2 is not in it: its instructions are written by `.insn`."""
+    mabi: str
+    zig_cpu: str
+    """`-mcpu` of `zig cc`."""
+    float_registers: Literal["x", "f"]
+    """`x`: float instructions work on the integer registers (Zfinx), 32 registers in all. `f`: a register file of their own."""
+    xpulpv2: bool
+    """Whether the core has post-increment accesses, hardware loops, and packed dot products."""
 
 
 ANY_TYPE = frozenset({"*"})
@@ -35,6 +55,8 @@ class Kernel:
     for this kernel. None: the kernel is printed from the op itself, and has the op's types (never for a contraction)."""
     strided: frozenset[str] = frozenset()
     """Operands that may have any static strides. All others are dense and row-major, from any offset."""
+    epilogue_ops: frozenset[str] | None = None
+    """Names of the ops that an epilogue region may hold. None: any. A richer epilogue becomes a loop nest of its own."""
     joins: bool = False
     """Whether it also takes functions of several loop nests, which hand each other buffers and variables."""
 
@@ -57,6 +79,7 @@ class Target:
     """Everything that lowering and code generation ask about a target."""
 
     name: str
+    """What `qmm.target` says: the target and the options it was made with, e.g. `spike:cores=4`."""
     cores: int
     memory: tuple[MemoryLevel, ...]
     default_space: int
@@ -68,6 +91,31 @@ class Target:
     """Whether kernels turn each integer weight into a float once for all rows, and not once per multiply-accumulate. Zero points
     are subtracted there unless they are hoisted, so this says what hoisting saves."""
     toolchain: Toolchain
+    isa: Isa | None = None
+    """None: that of the machine that compiles."""
+    scratchpad: int | None = None
+    """The memory space (L1) that dispatches bring their operands to by DMA. None: kernels work where the operands are."""
+    stack_bytes: int = 0
+    """Stack of each core, in the scratchpad; 0 where the operating system gives one."""
+    reserved_bytes: int = 0
+    """What the runtime keeps of the scratchpad besides the stacks."""
+    port: str = "host"
+    """The directory of `qfold/runtime/ports` that is linked with generated code."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether kernels run on all cores at once (each does its share) and generated code needs `qfold_rt.h`."""
+        return self.scratchpad is not None
+
+    @property
+    def scratchpad_bytes(self) -> int:
+        """What tiles may use of the scratchpad: its size less stacks and the runtime's own. `ValueError` without one."""
+        if self.scratchpad is None:
+            raise ValueError(f"target {self.name} has no scratchpad")
+        size = self.level(self.scratchpad).size
+        if size is None:
+            raise ValueError(f"the scratchpad of target {self.name} has no size")
+        return size - self.cores * self.stack_bytes - self.reserved_bytes
 
     def level(self, space: int) -> MemoryLevel:
         """The memory with that number. `ValueError` when there is none."""

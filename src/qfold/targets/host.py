@@ -13,6 +13,18 @@ _LOOPS = ("linalg.generic", "linalg.fill", "memref.copy")
 # Kernels index through the strides of a view, but for what they read once per network.
 _STRIDED = frozenset({"a", "b", "x", "y", "row_sum", "window_sum", "epilogue_operands"})
 
+FLAGS = (
+    "-std=c99",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    # a * b + c is rounded twice, as the IR says, on machines with and without FMA.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+)
+"""Of every build of generated C."""
+
 HOST = Target(
     name="host",
     cores=1,
@@ -63,15 +75,6 @@ HOST = Target(
     widens_weights_once=True,
     toolchain=Toolchain(
         compilers=("cc", "gcc", "clang"),
-        flags=(
-            "-std=c99",
-            "-O3",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            # a * b + c is rounded twice, as the IR says, on machines with and without FMA.
-            "-ffp-contract=off",
-            "-fno-math-errno",
-        ),
+        flags=FLAGS,
     ),
 )

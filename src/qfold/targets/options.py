@@ -1,0 +1,76 @@
+"""The options of a target, as they follow its name: `cores=4,isa=f,l1=131072`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qfold.targets.description import Target
+from qfold.targets.isa import FLOAT, ISAS, ZFINX
+
+MAX_CORES = 16
+_SIMULATED = (ZFINX, FLOAT)
+
+
+def with_options(target: Target, options: str) -> Target:
+    """`target` with `options` applied, in its name too. The same options in another order give an equal target.
+
+    `cores=N`: 1 to 16. `isa=NAME`: zfinx or f. `l1=BYTES`, `stack=BYTES` (a core's): multiples of 16. `ValueError` otherwise.
+    """
+    if not options:
+        return target
+    given: dict[str, str] = {}
+    for part in options.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or key in given:
+            raise ValueError(f"target options are key=value, each once, got {part!r}")
+        given[key] = value
+    known = _known(target)
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"target {target.name} has no option {key!r}; known: {', '.join(known) or 'none'}"
+            )
+    result = target
+    if "isa" in given:
+        names = [i.name for i in _SIMULATED]
+        if given["isa"] not in names:
+            raise ValueError(f"isa={given['isa']}: target {target.name} has {' and '.join(names)}")
+        result = replace(result, isa=ISAS[given["isa"]])
+    if "cores" in given:
+        result = replace(result, cores=_number("cores", given["cores"], 1, MAX_CORES))
+    if "l1" in given:
+        size = _multiple_of_16("l1", given["l1"])
+        memory = (
+            replace(m, size=size) if m.space == result.scratchpad else m for m in result.memory
+        )
+        result = replace(result, memory=tuple(memory))
+    if "stack" in given:
+        result = replace(result, stack_bytes=_multiple_of_16("stack", given["stack"]))
+    if result.scratchpad_bytes <= 0:
+        raise ValueError(f"{target.name}:{options}: the stacks leave nothing of L1")
+    text = ",".join(f"{key}={given[key]}" for key in sorted(given))
+    return replace(result, name=f"{target.name}:{text}")
+
+
+def _known(target: Target) -> list[str]:
+    if not target.is_cluster:
+        return []
+    known = ["l1", "stack"]
+    if target.port != "qemu":
+        known.insert(0, "cores")
+    if target.isa is not None and target.isa.xpulpv2:
+        known.insert(0, "isa")
+    return known
+
+
+def _number(key: str, text: str, low: int, high: int) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise ValueError(f"{key} is a number from {low} to {high}, got {text!r}")
+    return int(text)
+
+
+def _multiple_of_16(key: str, text: str) -> int:
+    value = _number(key, text, 16, 1 << 30)
+    if value % 16:
+        raise ValueError(f"{key} is a multiple of 16 bytes, got {value}")
+    return value
