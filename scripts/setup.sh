@@ -64,6 +64,23 @@ has_c_compiler() {
     return 1
 }
 
+# need COMMAND PACKAGE PURPOSE: installs a Debian or Ubuntu package as root, and otherwise says what would be missing.
+need() {
+    if command -v "$1" >/dev/null 2>&1; then return; fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        say "installing $2 ($3)"
+        log=$(mktemp)
+        apt-get update -qq >"$log" 2>&1 || true
+        if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >"$log" 2>&1; then
+            rm -f "$log"
+            return
+        fi
+        cat "$log" >&2
+        rm -f "$log"
+    fi
+    say "no $1: $3 will be skipped; on Debian or Ubuntu: sudo apt-get install $2"
+}
+
 pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 
 case $stage in
@@ -89,6 +106,7 @@ base)
 test)
     say "installing the test tools into $venv"
     pip --editable '.[test]'
+    need qemu-riscv32 qemu-user "tests of the target qemu"
     ;;
 *)
     fail "unknown stage '$stage'"

@@ -17,7 +17,7 @@ ALLOWED = {
     "interpreters": {"dialects", "ir", "runtime"},
     "frontend": {"dialects", "ir"},
     "transforms": {"dialects", "ir", "targets", "interpreters"},
-    "backend": {"dialects", "ir", "targets", "runtime"},
+    "backend": {"dialects", "ir", "targets", "runtime", "transforms"},
     "universe": {"dialects", "frontend", "transforms", "backend"},
 }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,15 @@ from xdsl.dialects.builtin import (
     StringAttr,
     i64,
 )
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from qfold.backend.run import Executable, build_module
+from qfold.dialects.contraction import int_array, shape_of
 from qfold.ir.layouts import Layout, row_major
 from qfold.ir.locations import name_location
+from qfold.targets import target_named
 
 Array = npt.NDArray[Any]
 SANITIZED = {
@@ -59,9 +64,28 @@ class Arg:
         return Layout(shape, self.strides or row_major(shape), self.offset)
 
 
+def random_split(function: func.FuncOp, cores: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Some division of the loops over a kernel's output into at most `cores` parts; loops of one iteration may get several."""
+    op = [o for o in function.body.block.ops if not isinstance(o, func.ReturnOp)][-1]
+    if isinstance(op, linalg.GenericOp):
+        parallel = [i.data is IteratorType.PARALLEL for i in op.iterator_types]
+    else:
+        parallel = [True] * len(shape_of(getattr(op, "y", op.operands[-1])))
+    parts = [1] * len(parallel)
+    left = cores
+    for d in rng.permutation(len(parts)):
+        if parallel[d]:
+            parts[d] = int(rng.integers(1, left + 1))
+            left //= parts[d]
+    return tuple(parts)
+
+
 @dataclass
 class Level3:
     """Collects kernels, then builds, runs and hands out the outputs."""
+
+    target: ClassVar[str] = "host"
+    """Of the modules. On a cluster, each kernel is divided between cores in some way, another one for each name and target."""
 
     inputs: list[tuple[str, MemRefType[Attribute], Array]] = field(default_factory=list)
     outputs: list[tuple[str, MemRefType[Attribute]]] = field(default_factory=list)
@@ -132,9 +156,13 @@ class Level3:
                 for n, _, r in ports
             ]
         )
-        module = ModuleOp(
-            [*(f.clone() for f in self.functions), main], {"qmm.target": StringAttr("host")}
-        )
+        target = target_named(self.target)
+        functions = [f.clone() for f in self.functions]
+        for f in functions if target.is_cluster else ():
+            seed = zlib.crc32(f"{f.sym_name.data} {target.name}".encode())
+            split = random_split(f, target.cores, np.random.default_rng(seed))
+            f.attributes["qmm.split"] = int_array(split)
+        module = ModuleOp([*functions, main], {"qmm.target": StringAttr(target.name)})
         module.verify()
         return module
 

@@ -13,9 +13,11 @@ from xdsl.dialects.func import Func
 from xdsl.dialects.linalg import Linalg
 from xdsl.dialects.math import Math
 from xdsl.dialects.memref import MemRef
+from xdsl.dialects.scf import Scf
 from xdsl.dialects.tensor import Tensor
 from xdsl.parser import Parser
 
+from qfold.dialects.pulp import PULP
 from qfold.dialects.qkernel import QKERNEL
 from qfold.dialects.qmm import QMM
 
@@ -23,7 +25,8 @@ from qfold.dialects.qmm import QMM
 def parse(text: str, *, verify: bool = True) -> ModuleOp:
     """The module that `text` holds."""
     context = Context()
-    for dialect in (Builtin, Func, Arith, Math, Tensor, Linalg, MemRef, QMM, QKERNEL):
+    dialects = (Builtin, Func, Arith, Math, Tensor, Linalg, MemRef, Scf, QMM, QKERNEL, PULP)
+    for dialect in dialects:
         context.load_dialect(dialect)
     module = Parser(context, text).parse_module()
     if verify:

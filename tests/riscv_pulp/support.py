@@ -28,7 +28,9 @@ from xdsl.parser import Parser
 from xdsl.passes import ModulePass
 
 from qfold.dialects.riscv_pulp import RISCV_PULP, PulpAssemblyPrinter
+from qfold.dialects.riscv_zfinx import RISCV_ZFINX
 from qfold.interpreters.riscv_pulp import RiscvPulpFunctions, Rv32BaseFunctions
+from qfold.interpreters.riscv_zfinx import RiscvZfinxFunctions
 
 needs_assembler = pytest.mark.skipif(
     find_spec("ziglang") is None or find_spec("elftools") is None,
@@ -63,7 +65,7 @@ def listing(ops: Iterable[Operation], *, insn: bool) -> list[str]:
     return [line for line in lines if line and not re.match(r"\.(option|p2align|text)|.*:$", line)]
 
 
-def assemble(lines: Iterable[str], directory: Path) -> list[int]:
+def assemble(lines: Iterable[str], directory: Path, cpu: str = CPU) -> list[int]:
     """The 32-bit words that LLVM's assembler makes of instructions. It knows nothing of XpulpV2."""
     from elftools.elf.elffile import ELFFile
 
@@ -74,7 +76,7 @@ def assemble(lines: Iterable[str], directory: Path) -> list[int]:
     )
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "riscv32-freestanding"]
     # -g0: zig asks for debug lines otherwise, which LLVM cannot make for a file of `.insn` alone.
-    command += ["-g0", f"-mcpu={CPU}", "-c", str(source), "-o", str(target)]
+    command += ["-g0", f"-mcpu={cpu}", "-c", str(source), "-o", str(target)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     text = ELFFile(BytesIO(target.read_bytes())).get_section_by_name(".text").data()
@@ -91,7 +93,15 @@ def printed(module: ModuleOp) -> list[str]:
 def parse(text: str, *, verify: bool = True) -> ModuleOp:
     """A module, verified unless told otherwise."""
     context = Context()
-    for dialect in (Builtin, riscv.RISCV, rv32.RV32, RISCV_Func, RISCV_Scf, RISCV_PULP):
+    for dialect in (
+        Builtin,
+        riscv.RISCV,
+        rv32.RV32,
+        RISCV_Func,
+        RISCV_Scf,
+        RISCV_PULP,
+        RISCV_ZFINX,
+    ):
         context.load_dialect(dialect)
     module = Parser(context, text).parse_module()
     if verify:
@@ -117,6 +127,7 @@ def interpret(module: ModuleOp, *args: int | RawPtr, function: str = "f") -> tup
         RiscvScfFunctions(),
         RiscvFuncFunctions(),
         RiscvPulpFunctions(),
+        RiscvZfinxFunctions(),
     ):
         interpreter.register_implementations(functions)
     registers = [IntegerAttr(a, 32, truncate_bits=True) if isinstance(a, int) else a for a in args]

@@ -53,3 +53,33 @@ func.func @conv(%x: memref<1x2x4x4xf32>, %w: memref<2x1x3x3xf32>, %wq: memref<2x
 // CHECK-NEXT:   qkernel.dequant_conv %[[Vx]], %[[Vwq]], %[[Vs]] zero_point(%[[Vz]]) window_sum(%[[Vsum]]) outs(%[[Vy]]) {hoisted, strides = array<i64: 1, 2>, pads = array<i64: 1, 1, 1, 1>, dilations = array<i64: 1, 1>, groups = 2 : i64} : (memref<1x2x4x4xf32>, memref<2x1x3x3xui4>, memref<2xf32>, memref<2xui8>, memref<1x2x4x2xf32>, memref<1x2x4x2xf32>) -> ()
 // CHECK-NEXT:   func.return
 // CHECK-NEXT: }
+
+// -----
+
+func.func @packed(%w: memref<8x6xi8, 1 : i64>, %t: memref<6x8xui4, 1 : i64>, %f: memref<8x6xf32, 1 : i64>, %z: memref<6xi8, 1 : i64>, %s: memref<f32, 1 : i64>, %axis: memref<6xf32, 1 : i64>, %sb: memref<6x2xf32, 1 : i64>, %zb: memref<6x2xui8, 1 : i64>, %a: memref<3x8xf32, 1 : i64>, %p: memref<2x8x4xf32, 1 : i64>, %r: memref<3xf32, 1 : i64>, %y: memref<3x6xf32, 1 : i64>) {
+  qkernel.pack %w zero_point(%z) outs(%p) : (memref<8x6xi8, 1 : i64>, memref<6xi8, 1 : i64>, memref<2x8x4xf32, 1 : i64>) -> ()
+  qkernel.pack %t scale(%sb) zero_point(%zb) outs(%p) {block_size = 4 : i64, transpose_b} : (memref<6x8xui4, 1 : i64>, memref<6x2xf32, 1 : i64>, memref<6x2xui8, 1 : i64>, memref<2x8x4xf32, 1 : i64>) -> ()
+  qkernel.pack %f outs(%p) : (memref<8x6xf32, 1 : i64>, memref<2x8x4xf32, 1 : i64>) -> ()
+  qkernel.row_sum %a outs(%r) : (memref<3x8xf32, 1 : i64>, memref<3xf32, 1 : i64>) -> ()
+  qkernel.packed_matmul %a, %p outs(%y) : (memref<3x8xf32, 1 : i64>, memref<2x8x4xf32, 1 : i64>, memref<3x6xf32, 1 : i64>) -> ()
+  qkernel.packed_matmul %a, %p scale(%axis) zero_point(%z) row_sum(%r) epilogue(%s) outs(%y) maps [affine_map<(d0, d1) -> ()>] {hoisted} : (memref<3x8xf32, 1 : i64>, memref<2x8x4xf32, 1 : i64>, memref<6xf32, 1 : i64>, memref<6xi8, 1 : i64>, memref<3xf32, 1 : i64>, memref<f32, 1 : i64>, memref<3x6xf32, 1 : i64>) -> () {
+  ^bb0(%acc: f32, %e: f32):
+    %sum = arith.addf %acc, %e : f32
+    qmm.yield %sum : f32
+  }
+  func.return
+}
+
+// CHECK:      func.func @packed(%[[Vw:\w+]]: memref<8x6xi8, 1 : i64>, %[[Vt:\w+]]: memref<6x8xui4, 1 : i64>, %[[Vf:\w+]]: memref<8x6xf32, 1 : i64>, %[[Vz:\w+]]: memref<6xi8, 1 : i64>, %[[Vs:\w+]]: memref<f32, 1 : i64>, %[[Vaxis:\w+]]: memref<6xf32, 1 : i64>, %[[Vsb:\w+]]: memref<6x2xf32, 1 : i64>, %[[Vzb:\w+]]: memref<6x2xui8, 1 : i64>, %[[Va:\w+]]: memref<3x8xf32, 1 : i64>, %[[Vp:\w+]]: memref<2x8x4xf32, 1 : i64>, %[[Vr:\w+]]: memref<3xf32, 1 : i64>, %[[Vy:\w+]]: memref<3x6xf32, 1 : i64>) {
+// CHECK-NEXT:   qkernel.pack %[[Vw]] zero_point(%[[Vz]]) outs(%[[Vp]]) : (memref<8x6xi8, 1 : i64>, memref<6xi8, 1 : i64>, memref<2x8x4xf32, 1 : i64>) -> ()
+// CHECK-NEXT:   qkernel.pack %[[Vt]] scale(%[[Vsb]]) zero_point(%[[Vzb]]) outs(%[[Vp]]) {block_size = 4 : i64, transpose_b} : (memref<6x8xui4, 1 : i64>, memref<6x2xf32, 1 : i64>, memref<6x2xui8, 1 : i64>, memref<2x8x4xf32, 1 : i64>) -> ()
+// CHECK-NEXT:   qkernel.pack %[[Vf]] outs(%[[Vp]]) : (memref<8x6xf32, 1 : i64>, memref<2x8x4xf32, 1 : i64>) -> ()
+// CHECK-NEXT:   qkernel.row_sum %[[Va]] outs(%[[Vr]]) : (memref<3x8xf32, 1 : i64>, memref<3xf32, 1 : i64>) -> ()
+// CHECK-NEXT:   qkernel.packed_matmul %[[Va]], %[[Vp]] outs(%[[Vy]]) : (memref<3x8xf32, 1 : i64>, memref<2x8x4xf32, 1 : i64>, memref<3x6xf32, 1 : i64>) -> ()
+// CHECK-NEXT:   qkernel.packed_matmul %[[Va]], %[[Vp]] scale(%[[Vaxis]]) zero_point(%[[Vz]]) row_sum(%[[Vr]]) epilogue(%[[Vs]]) outs(%[[Vy]]) maps [affine_map<(d0, d1) -> ()>] {hoisted} : (memref<3x8xf32, 1 : i64>, memref<2x8x4xf32, 1 : i64>, memref<6xf32, 1 : i64>, memref<6xi8, 1 : i64>, memref<3xf32, 1 : i64>, memref<f32, 1 : i64>, memref<3x6xf32, 1 : i64>) -> () {
+// CHECK-NEXT:   ^bb0(%[[Vacc:\w+]]: f32, %[[Ve:\w+]]: f32):
+// CHECK-NEXT:     %[[Vsum:\w+]] = arith.addf %[[Vacc]], %[[Ve]] : f32
+// CHECK-NEXT:     qmm.yield %[[Vsum]] : f32
+// CHECK-NEXT:   }
+// CHECK-NEXT:   func.return
+// CHECK-NEXT: }

@@ -1,4 +1,4 @@
-"""Compiling a generated directory with the machine's C compiler."""
+"""Compiling a generated directory with a C compiler: the machine's own, or one for the target's instruction set."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
+from qfold.backend.cross import CompilerError, find_cross_compiler
+from qfold.backend.elf import ElfError, Program
+from qfold.backend.linking import LinkError, MemoryUse, check_memory, write_linker_script
+from qfold.runtime import port_sources
 from qfold.targets import Target
 
 _TIMEOUT = 600
 _SOURCES = ("network.c", "kernels.c", "weights.S")
+_CLUSTER_SOURCES = ("dispatches.c", "kernels.S")
+"""Where a network has staged dispatches, and assembly."""
+_RUNNER = "runner.c"
 _SHOWN_LINES = 40
+_COUNT, _DEBUG_DMA = "-DQFOLD_COUNT", "-DQFOLD_DEBUG_DMA"
 
 
 class BuildError(Exception):
@@ -67,8 +75,12 @@ class Built:
     directory: Path
     compiler: Compiler
     traced: bool
+    counted: bool
+    """Whether it takes a file for counts (`-DQFOLD_COUNT`)."""
     objects: tuple[Path, ...]
-    """The object files of network.c, kernels.c and weights.S: what an audit reads."""
+    """The object files of what was generated, weights included: what an audit reads."""
+    memory: MemoryUse | None = None
+    """What is where, for a target with a link script."""
 
 
 def compile_directory(
@@ -81,38 +93,133 @@ def compile_directory(
     extra_cflags: Sequence[str] = (),
     native: bool = True,
 ) -> Built:
-    """Compile the generated sources in `directory` with the host's runner; objects and binary go to `output`, which exists.
+    """Compile the generated sources in `directory` with the target's port of the runtime; objects and binary go to `output`,
+    which exists.
 
-    `trace`: the checked build. `native`: for this machine's instruction set (where the compiler knows the flag).
-    `extra_cflags` come last.
-    `BuildError` with the compiler's own message.
+    `trace`: the checked build. `native`: for this machine's instruction set (where the compiler knows the flag, and the target is
+    this machine). `extra_cflags` come last; `qfold_rt.h` and `runner.c` say what `-DQFOLD_COUNT` and `-DQFOLD_DEBUG_DMA` do.
+    `BuildError` with the compiler's own message, or with a table when the program is larger than a memory of the target.
     """
-    source, out = Path(directory).absolute(), Path(output).absolute()
-    compiler = find_compiler(target, cc)
-    flags = [*target.toolchain.flags]
-    if native and _takes_native(compiler):
-        flags.append("-march=native")
-    if trace:
-        flags.append("-DQFOLD_TRACE")
-    flags += extra_cflags
-    objects: list[Path] = []
+    source = Path(directory).absolute()
+    names = [*_SOURCES, *(n for n in _CLUSTER_SOURCES if (source / n).is_file())]
     for name in _SOURCES:
         if not (source / name).is_file():
             raise BuildError(f"{directory} holds no {name}: it is not a generated network")
-        target_object = out / f"{Path(name).stem}.o"
-        # .incbin looks in the directory that the assembler runs in.
-        _run([*compiler.command, *flags, "-c", name, "-o", str(target_object)], source)
-        objects.append(target_object)
+    flags = [*(["-DQFOLD_TRACE"] if trace else []), *extra_cflags]
+    built = compile_program(
+        [source / n for n in names],
+        target,
+        output=output,
+        directory=source,
+        cc=cc,
+        flags=flags,
+        native=native,
+    )
+    counted = _COUNT in flags
+    return Built(built.binary, source, built.compiler, trace, counted, built.objects, built.memory)
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """Sources that were compiled and linked with a port of the runtime."""
+
+    binary: Path
+    compiler: Compiler
+    objects: tuple[Path, ...]
+    """Of the sources, in order."""
+    memory: MemoryUse | None
+    """What is where, for a target with a link script."""
+
+
+def compile_program(
+    sources: Sequence[Path],
+    target: Target,
+    *,
+    output: str | os.PathLike[str],
+    directory: Path,
+    cc: str | None = None,
+    flags: Sequence[str] = (),
+    native: bool = False,
+    runner: bool = True,
+) -> BuiltProgram:
+    """Compile `sources` in `directory`, which they may include from, and link them with the target's port of the runtime.
+
+    `runner` False: they define `qf_main` (`port.h`) themselves. The rest, and errors, as `compile_directory`.
+    """
+    out = Path(output).absolute()
+    commands = _commands(target, cc, out, native)
+    flags = [*target.toolchain.flags, *_sizes(target), *flags]
+    port = port_sources(target.port, debug_dma=_DEBUG_DMA in flags)
     binary = out / "runner"
     with ExitStack() as stack:
-        port = resources.files("qfold.runtime") / "ports" / target.name / "runner.c"
-        runner = stack.enter_context(resources.as_file(port))
-        libraries = list(target.toolchain.libraries)
-        _run(
-            [*compiler.command, *flags, f"-I{source}", str(runner), *map(str, objects), *libraries, "-o", str(binary)],
-            source,
-        )  # fmt: skip
-    return Built(binary, source, compiler, trace, tuple(objects))
+        runtime = stack.enter_context(resources.as_file(resources.files("qfold.runtime")))
+        compile_ = [*commands.command, *flags, f"-I{directory}", f"-I{runtime}"]
+        # .incbin looks in the directory that the assembler runs in.
+        objects = tuple(_compile(compile_, s, directory, out / "program") for s in sources)
+        rest = [
+            _compile(compile_, runtime / name, directory, out / "runtime")
+            for name in port
+            if runner or name != _RUNNER
+        ]
+    # A sanitizer is a flag of linking too, for a machine that has it.
+    link = [*commands.command, *(flags if target.isa is None else ())]
+    link += [*map(str, objects), *map(str, rest), *commands.link_flags]
+    _run([*link, "-o", str(binary)], directory)
+    memory = None
+    if commands.script is not None:
+        try:
+            memory = check_memory(Program(binary), target)
+        except (LinkError, ElfError) as e:
+            raise BuildError(str(e)) from None
+    return BuiltProgram(binary, commands.compiler, objects, memory)
+
+
+def _sizes(target: Target) -> list[str]:
+    """What the runtime is told about the target."""
+    flags = [f"-DQF_CORES={target.cores}"]
+    if target.is_cluster:
+        flags.append(f"-DQF_L1_BYTES={target.scratchpad_bytes}")
+    if target.isa is not None:
+        flags.append(f"-DQF_STACK_BYTES={target.stack_bytes}")
+    return flags
+
+
+@dataclass(frozen=True)
+class _Commands:
+    """How one target is compiled and linked."""
+
+    compiler: Compiler
+    command: tuple[str, ...]
+    """The compiler with the flags of the machine."""
+    link_flags: tuple[str, ...]
+    """Last, of the command that links."""
+    script: Path | None
+
+
+def _commands(target: Target, cc: str | None, output: Path, native: bool) -> _Commands:
+    if target.isa is None:
+        compiler = find_compiler(target, cc)
+        command = compiler.command
+        if native and _takes_native(compiler):
+            command = (*command, "-march=native")
+        return _Commands(compiler, command, target.toolchain.libraries, None)
+    try:
+        cross = find_cross_compiler(target, cc)
+    except CompilerError as e:
+        raise BuildError(str(e)) from None
+    command = (*cross.command, *cross.machine_flags(target.isa))
+    script = None
+    if target.level(target.default_space).origin is not None:
+        script = write_linker_script(target, output)
+    return _Commands(Compiler(cross.command), command, tuple(cross.link_flags(script)), script)
+
+
+def _compile(command: Sequence[str], source: Path, directory: Path, output: Path) -> Path:
+    """The object file of one source, in `output`."""
+    output.mkdir(exist_ok=True)
+    result = output / f"{source.name}.o"
+    _run([*command, "-c", str(source), "-o", str(result)], directory)
+    return result
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import struct
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,12 @@ from qfold.backend.c.emit import emit
 from qfold.backend.c.layout import span
 from qfold.backend.c.program import Port, Program, WeightData
 from qfold.backend.files import write_directory
+from qfold.backend.simulators import SimulationResult, SimulatorError, simulator_for
+from qfold.backend.simulators.base import SIGNAL, run_command
+from qfold.backend.simulators.profile import Profile
 from qfold.dialects.element_types import byte_size, numpy_dtype, pack, unpack
 from qfold.ir.layouts import Layout
+from qfold.runtime.counts import Counts, read_counts
 from qfold.targets import target_named
 
 Array = npt.NDArray[Any]
@@ -44,10 +47,32 @@ class DispatchTrace:
     """What each operand held before the call; None for one that is written only."""
     after: tuple[Array | None, ...]
     """What each written operand held after it; None for one that is not written."""
+    leafs: tuple[str, ...] = ()
+    """Symbols of the kernels that a staged dispatch called, one after the other."""
+
+
+_LEAF = (1 << 64) - 1
+"""The tag of a record of `runner.c` that names a kernel which a staged dispatch calls."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came of some runs with the same inputs."""
+
+    outputs: dict[str, Array]
+    times: list[float]
+    """What each run took, as `Executable.timings`."""
+    counts: Counts | None
+    """Of a build with `-DQFOLD_COUNT`."""
+    profile: Profile | None
+    """Where it was asked for."""
 
 
 class Executable:
-    """A network compiled for the machine that runs this. Close it, or let it be collected, to remove what was built."""
+    """A network compiled for the machine that runs this, or for a simulator on it.
+
+    Close it, or let it be collected, to remove what was built.
+    """
 
     def __init__(self, module: ModuleOp, built: Built, scratch: BuildDirectory):
         self._program = Program.of(module)
@@ -68,15 +93,42 @@ class Executable:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by ONNX name. `ValueError` for inputs that do not fit, `RunError` when the network fails."""
-        return self._run(inputs, 1, None)[0]
+        return self._run(inputs).outputs
 
     def benchmark(self, inputs: Mapping[str, Array], repeat: int = 10) -> float:
-        """Seconds that one run takes: the median of `repeat` runs after one that warms up."""
+        """What `timings` measures, for one run: the median of `repeat` runs after one that warms up."""
         return statistics.median(self.timings(inputs, repeat + 1)[1:])
 
     def timings(self, inputs: Mapping[str, Array], repeat: int) -> list[float]:
-        """Seconds that each of `repeat` runs took, the first one from cold."""
-        return self._run(inputs, repeat, None)[1]
+        """What each of `repeat` runs took, the first one from cold: seconds, or in a simulator what core 0 counted (instructions,
+        cycles).
+        """
+        return self._run(inputs, repeat).times
+
+    def run_counted(
+        self, inputs: Mapping[str, Array], repeat: int = 1
+    ) -> tuple[dict[str, Array], Counts]:
+        """The outputs, and what each core did in each dispatch of `repeat` runs. `RunError` unless this was built with
+        `-DQFOLD_COUNT`.
+        """
+        if not self.built.counted:
+            raise RunError("only a build with -DQFOLD_COUNT counts")
+        done = self._run(inputs, repeat)
+        assert done.counts is not None
+        return done.outputs, done.counts
+
+    def measure(self, inputs: Mapping[str, Array], *, profile: bool = False) -> RunResult:
+        """One run with all that this build counts; `profile`: which functions ran with which loads too. `RunError` where the
+        target's simulator cannot tell.
+        """
+        return self._run(inputs, profile=profile)
+
+    def run_profiled(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Profile]:
+        """The outputs, and which functions ran with which loads. `RunError` where the target's simulator cannot tell."""
+        done = self._run(inputs, profile=True)
+        if done.profile is None:
+            raise RunError("the target has no simulator that counts calls and loads")
+        return done.outputs, done.profile
 
     def run_traced(self, inputs: Mapping[str, Array]) -> list[DispatchTrace]:
         """What each dispatch read and wrote, in order.
@@ -88,45 +140,59 @@ class Executable:
             raise RunError("only a build with trace=True records its dispatches")
         path = self._scratch.path / "trace.bin"
         try:
-            self._run(inputs, 1, path)
+            self._run(inputs, trace=path)
             return self._read_trace(path.read_bytes())
         finally:
             path.unlink(missing_ok=True)
 
     def _run(
-        self, inputs: Mapping[str, Array], repeat: int, trace: Path | None
-    ) -> tuple[dict[str, Array], list[float]]:
+        self,
+        inputs: Mapping[str, Array],
+        repeat: int = 1,
+        *,
+        trace: Path | None = None,
+        profile: bool = False,
+    ) -> RunResult:
         given = pack_ports(self._program.inputs, inputs)
         source, result = self._scratch.path / "inputs.bin", self._scratch.path / "outputs.bin"
+        counts = self._scratch.path / "counts.bin" if self.built.counted else None
         source.write_bytes(given)
+        files = [p for p in (trace, counts) if p is not None]
+        done = self._execute([str(source), str(result), str(repeat), *map(str, files)], profile)
+        code = done.exit_code
+        if code:
+            how = f"signal {code - SIGNAL}" if code > SIGNAL else f"exit code {code}"
+            raise RunError(f"the network stopped with {how}\n{done.messages}".strip())
+        return RunResult(
+            unpack_ports(self._program.outputs, result.read_bytes()),
+            [float(line) for line in done.stdout.split()],
+            None if counts is None else read_counts(counts.read_bytes()),
+            done.profile,
+        )
+
+    def _execute(self, arguments: Sequence[str], profile: bool) -> SimulationResult:
         target = target_named(self._program.target)
-        command = [part.format(binary=self.built.binary) for part in target.toolchain.run]
-        command += [str(source), str(result), str(repeat), *([] if trace is None else [str(trace)])]
+        binary = self.built.binary
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError(f"the network ran for more than {_TIMEOUT} s") from None
-        if done.returncode:
-            how = (
-                f"signal {-done.returncode}"
-                if done.returncode < 0
-                else f"exit code {done.returncode}"
-            )
-            raise RunError(f"the network stopped with {how}\n{done.stderr.strip()}".strip())
-        seconds = [float(line) for line in done.stdout.split()]
-        return unpack_ports(self._program.outputs, result.read_bytes()), seconds
+            if target.isa is not None:
+                simulator = simulator_for(target)
+                return simulator.run(binary, arguments, target, timeout=_TIMEOUT, profile=profile)
+            command = [part.format(binary=binary) for part in target.toolchain.run]
+            return run_command([*command, *arguments], _TIMEOUT, name="the machine")
+        except SimulatorError as e:
+            raise RunError(str(e)) from None
 
     def _read_trace(self, raw: bytes) -> list[DispatchTrace]:
         at = 0
-        calls: list[tuple[str, dict[tuple[int, int], bytes]]] = []
+        calls: list[tuple[str, dict[tuple[int, int], bytes], list[str]]] = []
         while at < len(raw):
             tag, size = struct.unpack_from("=QQ", raw, at)
             body = raw[at + 16 : at + 16 + size]
             at += 16 + size
             if tag == 0:
-                calls.append((body.decode(), {}))
+                calls.append((body.decode(), {}, []))
+            elif tag == _LEAF:
+                calls[-1][2].append(body.decode())
             else:
                 calls[-1][1][divmod(tag - 1, 2)] = body
         if len(calls) != len(self._program.dispatches):
@@ -134,7 +200,9 @@ class Executable:
                 f"{len(calls)} kernels ran, the module has {len(self._program.dispatches)} dispatches"
             )
         traces: list[DispatchTrace] = []
-        for dispatch, (symbol, records) in zip(self._program.dispatches, calls, strict=True):
+        for dispatch, (symbol, records, leafs) in zip(
+            self._program.dispatches, calls, strict=True
+        ):
             if symbol != dispatch.kernel.symbol:
                 raise RunError(
                     f"dispatch {dispatch.ordinal} ran {symbol}, the module says {dispatch.kernel.symbol}"
@@ -153,7 +221,9 @@ class Executable:
                 before.append(None if held is None else view_of_bytes(held, type_))
                 held = records.get((i, 1))
                 after.append(None if held is None else view_of_bytes(held, type_))
-            traces.append(DispatchTrace(dispatch.ordinal, symbol, tuple(before), tuple(after)))
+            traces.append(
+                DispatchTrace(dispatch.ordinal, symbol, tuple(before), tuple(after), tuple(leafs))
+            )
         return traces
 
 

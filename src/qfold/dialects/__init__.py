@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 def get_all_dialects() -> dict[str, Callable[[], Dialect]]:
     """Dialect name -> a function that imports and returns the dialect."""
 
+    def get_pulp() -> Dialect:
+        from qfold.dialects.pulp import PULP
+
+        return PULP
+
     def get_qkernel() -> Dialect:
         from qfold.dialects.qkernel import QKERNEL
 
@@ -27,4 +32,15 @@ def get_all_dialects() -> dict[str, Callable[[], Dialect]]:
 
         return RISCV_PULP
 
-    return {"qkernel": get_qkernel, "qmm": get_qmm, "riscv_pulp": get_riscv_pulp}
+    def get_riscv_zfinx() -> Dialect:
+        from qfold.dialects.riscv_zfinx import RISCV_ZFINX
+
+        return RISCV_ZFINX
+
+    return {
+        "pulp": get_pulp,
+        "qkernel": get_qkernel,
+        "qmm": get_qmm,
+        "riscv_pulp": get_riscv_pulp,
+        "riscv_zfinx": get_riscv_zfinx,
+    }

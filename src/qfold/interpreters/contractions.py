@@ -58,7 +58,7 @@ class Dequant:
     def blocks(self) -> int:
         return 1 if self.block is None else -(-self.weight.shape[0] // self.block)
 
-    def _whole(self, parameters: Array) -> Array:
+    def spread(self, parameters: Array) -> Array:
         """Parameters that broadcast against the weight."""
         if self.block is None:
             return parameters
@@ -67,10 +67,14 @@ class Dequant:
     def real(self, domain: Domain) -> Array:
         """The weight as the domain's floats: f32 in `exact`; elsewhere float64, in which the product is exact."""
         dtype = domain.dtype(f32)
-        centred = self.weight.astype(np.int32)
+        return self.centred(domain) * self.spread(self.scale).astype(dtype)
+
+    def centred(self, domain: Domain) -> Array:
+        """The integers minus their zero points, as the domain's floats: exact in any, for at most 16 bits."""
+        difference = self.weight.astype(np.int32)
         if self.zero_point is not None:
-            centred = centred - self._whole(self.zero_point).astype(np.int32)
-        return centred.astype(dtype) * self._whole(self.scale).astype(dtype)
+            difference = difference - self.spread(self.zero_point).astype(np.int32)
+        return difference.astype(domain.dtype(f32))
 
     def integers(self, domain: Domain) -> Array:
         """The stored integers as the domain's floats."""
@@ -90,11 +94,7 @@ def dequant_matmul(
     scale = w.scale.astype(domain.dtype(f32))
     zero_point = None if w.zero_point is None else w.zero_point.astype(domain.dtype(f32))
     if w.block is None:
-        total = domain.contract(f32, a, integers, roundings=_FACTORED)
-        if row_sum is not None and zero_point is not None:
-            sums = map_parts(lambda part: part[..., None], row_sum)
-            total = subtract(domain, total, multiply(domain, zero_point, sums))
-        return multiply(domain, total, scale)
+        return scaled_matmul(domain, a, integers, scale, zero_point, row_sum)
     terms: list[Value] = []
     for b in range(w.blocks):
         part = slice(b * w.block, (b + 1) * w.block)
@@ -106,6 +106,46 @@ def dequant_matmul(
             term = subtract(domain, term, multiply(domain, zero_point[b], sums))
         terms.append(multiply(domain, term, scale[b]))
     return sum_of(domain, terms)
+
+
+def scaled_matmul(
+    domain: Domain,
+    a: Value,
+    w: Value,
+    scale: Array | None,
+    zero_point: Array | None,
+    row_sum: Value | None,
+) -> Value:
+    """`scale * (a @ w - zero_point * row_sum)` of floats, or without a scale the product itself; `row_sum`: [..., M]."""
+    if scale is None:
+        return domain.contract(f32, a, w)
+    total = domain.contract(f32, a, w, roundings=_FACTORED)
+    if row_sum is not None and zero_point is not None:
+        sums = map_parts(lambda part: part[..., None], row_sum)
+        total = subtract(domain, total, multiply(domain, zero_point, sums))
+    return multiply(domain, total, scale)
+
+
+def pack(w: Value, panel: int) -> Value:
+    """`w` [K, N] as panels of `panel` columns, [panels, K, panel]; 0 in columns from N on."""
+    k, n = w.shape
+    panels = -(-n // panel)
+
+    def packed(part: Array) -> Array:
+        whole = np.pad(part, [(0, 0), (0, panels * panel - n)])
+        return whole.reshape(k, panels, panel).swapaxes(0, 1)
+
+    return map_parts(packed, w)
+
+
+def unpack(p: Value, n: int) -> Value:
+    """The inverse of `pack`, for a weight of `n` columns."""
+
+    def matrix(part: Array) -> Array:
+        panels, k, panel = part.shape
+        return part.swapaxes(0, 1).reshape(k, panels * panel)[:, :n]
+
+    return map_parts(matrix, p)
 
 
 def sum_of(domain: Domain, terms: Sequence[Value]) -> Value:

@@ -165,7 +165,7 @@ class PlainDomain(Domain):
         return garbage(shape, self.dtype(element_type))
 
     def byte_buffer(self, size: int) -> ByteBuffer:
-        return ByteBuffer(size, 8 if self.wide else 1, bounded=False)
+        return ByteBuffer(size, 8 if self.wide else 2, bounded=False)
 
     def writable(self, array: Value, element_type: Attribute) -> Value:
         return np.asarray(array).astype(self.dtype(element_type), copy=False)

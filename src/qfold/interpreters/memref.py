@@ -181,8 +181,8 @@ class MemRefFunctions(DomainFunctions):
         dynamic = iter(args[2:])
         shape = tuple(scalar_int(next(dynamic)) if d < 0 else d for d in shape_of(op.result))
         of_type = element_type(op.result.type)
-        item = max(1, bit_width(of_type) // 8)
-        view = buffer.view(scalar_int(args[1]), shape, self.domain.dtype(of_type), item)
+        dtype = self.domain.dtype(of_type)
+        view = buffer.view(scalar_int(args[1]), shape, dtype, bit_width(of_type))
         return (view,)
 
     @impl(memref.LoadOp)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from xdsl.dialects.builtin import f32
 from xdsl.interpreter import Interpreter, PythonValues, impl, register_impls
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import EpilogueOperation, ints
+from qfold.dialects.contraction import EpilogueOperation, ints, shape_of, type_of
 from qfold.interpreters.contractions import (
     Dequant,
     as_image,
@@ -14,7 +15,12 @@ from qfold.interpreters.contractions import (
     dequant_conv,
     dequant_matmul,
     epilogue,
+    multiply,
+    pack,
+    row_sum,
+    scaled_matmul,
     swap_last,
+    unpack,
     window_sum,
 )
 from qfold.interpreters.qmm import first, groups_of, matmul_weight, window_from
@@ -69,6 +75,57 @@ class QkernelFunctions(DomainFunctions):
             groups["a"][0],
             weight,
             op.hoisted is not None,
+            first(groups["row_sum"]),
+        )
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.RowSumOp)
+    def run_row_sum(
+        self, interpreter: Interpreter, op: qkernel.RowSumOp, args: PythonValues
+    ) -> PythonValues:
+        a, y = args
+        self.domain.store(y, row_sum(self.domain, a, None))
+        return ()
+
+    @impl(qkernel.PackOp)
+    def run_pack(
+        self, interpreter: Interpreter, op: qkernel.PackOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        (stored,), (y,) = groups["w"], groups["y"]
+        if type_of(op.w).get_element_type() == f32:
+            real = stored if op.transpose_b is None else swap_last(stored)
+        else:
+            scale = self._exact(groups["scale"])
+            weight = matmul_weight(
+                self.domain.exact(stored),
+                # Not used without blocks, where it is rank 0: the kernel leaves the scale to the product.
+                np.ones((), np.float32) if scale is None else scale,
+                self._exact(groups["zero_point"]),
+                op.transpose_b is not None,
+                op.block,
+            )
+            real = weight.centred(self.domain)
+            if scale is not None:
+                factors = weight.spread(weight.scale).astype(self.domain.dtype(f32))
+                real = multiply(self.domain, real, factors)
+        self.domain.store(y, pack(real, qkernel.PANEL))
+        return ()
+
+    @impl(qkernel.PackedMatmulOp)
+    def run_packed_matmul(
+        self, interpreter: Interpreter, op: qkernel.PackedMatmulOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        (a,), (p,) = groups["a"], groups["p"]
+        scale, zero_point = self._exact(groups["scale"]), self._exact(groups["zero_point"])
+        dtype = self.domain.dtype(f32)
+        total = scaled_matmul(
+            self.domain,
+            a,
+            unpack(p, shape_of(op.y)[1]),
+            None if scale is None else scale.astype(dtype),
+            None if zero_point is None else zero_point.astype(dtype),
             first(groups["row_sum"]),
         )
         return self._finish(interpreter, op, total, groups)

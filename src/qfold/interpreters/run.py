@@ -16,15 +16,17 @@ from xdsl.interpreters.func import FuncFunctions
 from xdsl.ir import Attribute, BlockArgument, Operation
 from xdsl.utils.exceptions import InterpretationError
 
-from qfold.dialects import qkernel
-from qfold.dialects.element_types import is_float, numpy_dtype
+from qfold.dialects import pulp, qkernel
+from qfold.dialects.element_types import i8, is_float, numpy_dtype
 from qfold.interpreters.bounded import BoundedDomain
 from qfold.interpreters.domains import Domain, PlainDomain, element_type
 from qfold.interpreters.generic import LinalgFunctions
 from qfold.interpreters.memref import MemRefFunctions
+from qfold.interpreters.pulp import PulpFunctions, transfers_of
 from qfold.interpreters.qkernel import QkernelFunctions
 from qfold.interpreters.qmm import QmmFunctions, groups_of
 from qfold.interpreters.scalar import ScalarFunctions
+from qfold.interpreters.scf import ScfFunctions
 from qfold.interpreters.structured import TensorFunctions
 from qfold.interpreters.values import Array, Bounded, ByteBuffer, Value, map_parts
 from qfold.ir.locations import describe_location
@@ -48,7 +50,7 @@ def domain_named(name: DomainName) -> Domain:
 
 @register_impls
 class _Functions(FuncFunctions):
-    """`func`, with callees looked up in a table: xDSL's own look-up walks the module for each call."""
+    """`func`. Callees are looked up in a table, where xDSL's own look-up walks the module; each finishes the copies it starts."""
 
     @impl(CallOp)
     def run_call(self, interpreter: Interpreter, op: CallOp, args: PythonValues) -> PythonValues:
@@ -56,7 +58,8 @@ class _Functions(FuncFunctions):
             _Functions, "table", lambda: _functions_of(interpreter.module)
         )
         callee = table.get(op.callee.root_reference.data)
-        return interpreter.call_op(op.callee if callee is None else callee, args)
+        with transfers_of(interpreter).frame():
+            return interpreter.call_op(op.callee if callee is None else callee, args)
 
 
 def _functions_of(module: ModuleOp) -> dict[str, FuncOp]:
@@ -64,11 +67,12 @@ def _functions_of(module: ModuleOp) -> dict[str, FuncOp]:
 
 
 def register_implementations(interpreter: Interpreter, domain: Domain) -> None:
-    """Register `func` and every op of builtin, arith, math, tensor, linalg, memref, qmm and qkernel with an interpreter.
+    """Register `func` and every op of builtin, arith, math, tensor, linalg, memref, scf.for, qmm, qkernel and pulp.
 
     For embedders that add implementations of their own ops; its values are those that `values.py` describes.
     """
     interpreter.register_implementations(_Functions())
+    interpreter.register_implementations(ScfFunctions())
     for functions in (
         ScalarFunctions,
         TensorFunctions,
@@ -76,6 +80,7 @@ def register_implementations(interpreter: Interpreter, domain: Domain) -> None:
         MemRefFunctions,
         QmmFunctions,
         QkernelFunctions,
+        PulpFunctions,
     ):
         interpreter.register_implementations(functions(domain))
 
@@ -132,13 +137,14 @@ def run(
 def run_function(
     module: ModuleOp,
     symbol: str,
-    arguments: Sequence[Argument],
+    arguments: Sequence[Argument | None],
     domain: DomainName = "exact",
 ) -> tuple[Value, ...]:
     """Run one function on one argument per parameter: results, or (without any) all arguments as they are afterwards.
 
     In `exact`, a memref argument that is an array of the right dtype is written in place. A read-only array is taken to be never
-    written, and to be exact.
+    written, and to be exact. None stands for the scratchpad (or arena) that a function carves its buffers from by `memref.view`:
+    it gets one, filled with garbage.
     """
     interpreter = create_interpreter(module, domain)
     numbers = domain_named(domain)
@@ -149,7 +155,7 @@ def run_function(
         raise ValueError(f"@{symbol} takes {len(types)} arguments, got {len(arguments)}")
     written = map(_is_written, function.body.block.args)
     values = [
-        _argument(numbers, a, t, n, w)
+        _scratchpad(numbers, t, n) if a is None else _argument(numbers, a, t, n, w)
         for a, t, n, w in zip(arguments, types, names, written, strict=True)
     ]
     results = _call(interpreter, function, values)
@@ -172,7 +178,7 @@ def _call(interpreter: Interpreter, function: FuncOp, arguments: Sequence[Any]) 
     current = _CurrentOp()
     interpreter.listeners = (*interpreter.listeners, current)
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), transfers_of(interpreter).frame():
             return interpreter.call_op(function, tuple(arguments))
     except Exception as error:
         # xDSL's note is the text of the whole module.
@@ -213,6 +219,8 @@ def _is_written(argument: BlockArgument) -> bool:
         op = use.operation
         if isinstance(op, LinalgStructuredOperation) and use.index < len(op.inputs):
             continue
+        if isinstance(op, pulp.DmaStartOp) and op.destination is not argument:
+            continue
         if isinstance(op, qkernel.CONTRACTIONS) and "y" in groups_of(op, op.operands):
             if groups_of(op, op.operands)["y"][0] is not argument:
                 continue
@@ -238,6 +246,15 @@ def _argument(
     if isinstance(array, Bounded):
         return array
     return domain.constant(array, of_type)
+
+
+def _scratchpad(domain: Domain, type_: Attribute, name: str) -> ByteBuffer:
+    """Bytes to carve buffers from; `ValueError` when `type_` is another one."""
+    if isinstance(type_, MemRefType):
+        memref = cast("MemRefType[Attribute]", type_)
+        if memref.element_type == i8 and memref.get_num_dims() == 1:
+            return domain.byte_buffer(memref.get_shape()[0])
+    raise ValueError(f"argument {name} is {type_}, not the bytes of a scratchpad: it needs a value")
 
 
 def _is_read_only(array: Array | Bounded) -> bool:

@@ -70,18 +70,23 @@ class Bounded:
 Value: TypeAlias = Array | Bounded
 
 
+_BOUND_BYTES = 16
+"""Behind each byte of the IR for bounds: there may be two elements in it, whose bounds are float64."""
+
+
 class ByteBuffer:
     """Bytes whose parts are read as several element types, whatever size a domain's numbers have.
 
-    Each byte of the IR has eight bytes behind it (one, in the `exact` domain), so that any element fits where its first byte is.
-    Buffers that overlap in the IR overlap here: a planner's mistake shows as wrong numbers.
+    Each byte of the IR has eight bytes behind it (two, in the `exact` domain), so that any element fits where its first bit is,
+    also four-bit ones, which take a byte each here. Buffers that overlap in the IR overlap here: a planner's mistake shows as
+    wrong numbers.
     """
 
     def __init__(self, size: int, widening: int, bounded: bool):
         self.size = size
         self._widening = widening
         self._values = np.full(size * widening, 0xA5, np.uint8)
-        self._bounds = np.zeros(size * 8, np.uint8) if bounded else None
+        self._bounds = np.zeros(size * _BOUND_BYTES, np.uint8) if bounded else None
 
     @staticmethod
     def over(storage: Array) -> ByteBuffer:
@@ -95,20 +100,23 @@ class ByteBuffer:
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
 
-    def view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], item: int) -> Value:
-        """The row-major buffer of `shape` at byte `offset`, whose elements take `item` bytes in the IR and are `dtype` here.
+    def view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], bits: int) -> Value:
+        """The row-major buffer of `shape` at byte `offset`, whose elements take `bits` in the IR and are `dtype` here.
 
-        Raises `ValueError` when it does not lie within the buffer.
+        Raises `ValueError` when it does not lie within the buffer, or has four-bit elements in an `over` one.
         """
         count = int(np.prod(shape, dtype=np.int64))
-        if offset < 0 or offset + count * item > self.size:
+        size = -(-count * bits // 8)
+        if offset < 0 or offset + size > self.size:
             raise ValueError(
-                f"a view of {count * item} bytes at {offset} is outside of a buffer of {self.size} bytes"
+                f"a view of {size} bytes at {offset} is outside of a buffer of {self.size} bytes"
             )
+        if bits * self._widening % 8:
+            raise ValueError("four-bit elements of plain bytes have no address of their own")
 
         def part(storage: Array, dtype: np.dtype[Any], widening: int) -> Array:
             strides = [0] * len(shape)
-            step = item * widening
+            step = bits * widening // 8
             for axis in reversed(range(len(shape))):
                 strides[axis] = step
                 step *= shape[axis]
@@ -118,7 +126,7 @@ class ByteBuffer:
         value = part(self._values, dtype, self._widening)
         if self._bounds is None:
             return value
-        return Bounded(value, part(self._bounds, np.dtype(np.float64), 8))
+        return Bounded(value, part(self._bounds, np.dtype(np.float64), _BOUND_BYTES))
 
 
 def map_parts(function: Callable[[Array], Array], value: Value) -> Value:

@@ -65,6 +65,16 @@ static inline float qf_head(float x) { return qf_from_bits(qf_bits(x) & 0xFFFFF0
 /* 2^n for -126 <= n <= 127; `biased` is n + 127. */
 static inline float qf_pow2(uint32_t biased) { return qf_from_bits(biased << 23); }
 
+/* a * b + c, for sums of products: one rounding where that is an instruction of these cores, else two. The bounds of contractions
+ * hold for both. */
+static inline float qf_madd(float a, float b, float c) {
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* ---- minimum and maximum ------------------------------------------------------------------------------- */
 
 /* A NaN if either is one; -0 is less than +0. */

@@ -3,7 +3,7 @@
 from qfold.targets.cluster import CLUSTERS
 from qfold.targets.description import ANY_TYPE, Isa, Kernel, MemoryLevel, Target, Toolchain
 from qfold.targets.host import HOST
-from qfold.targets.options import with_options
+from qfold.targets.options import known_options, with_options
 
 TARGETS: dict[str, Target] = {t.name: t for t in (HOST, *CLUSTERS)}
 """Every target by name."""
@@ -31,5 +31,6 @@ __all__ = [
     "MemoryLevel",
     "Target",
     "Toolchain",
+    "known_options",
     "target_named",
 ]

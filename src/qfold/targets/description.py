@@ -91,6 +91,9 @@ class Target:
     """Whether kernels turn each integer weight into a float once for all rows, and not once per multiply-accumulate. Zero points
     are subtracted there unless they are hoisted, so this says what hoisting saves."""
     toolchain: Toolchain
+    unpacked_rows: int | None = None
+    """Up to how many rows of a matmul kernels read a stored weight as it is. For more it is packed first: turned into floats, zero
+    points subtracted, once for all rows, so that hoisting them saves nothing. None: weights are never packed."""
     isa: Isa | None = None
     """None: that of the machine that compiles."""
     scratchpad: int | None = None

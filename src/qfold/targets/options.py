@@ -24,7 +24,7 @@ def with_options(target: Target, options: str) -> Target:
         if not equals or key in given:
             raise ValueError(f"target options are key=value, each once, got {part!r}")
         given[key] = value
-    known = _known(target)
+    known = known_options(target)
     for key in given:
         if key not in known:
             raise ValueError(
@@ -52,7 +52,8 @@ def with_options(target: Target, options: str) -> Target:
     return replace(result, name=f"{target.name}:{text}")
 
 
-def _known(target: Target) -> list[str]:
+def known_options(target: Target) -> list[str]:
+    """The names of the options that a target has."""
     if not target.is_cluster:
         return []
     known = ["l1", "stack"]

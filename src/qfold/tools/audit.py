@@ -8,25 +8,39 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
+from qfold.backend.build import Built
 from qfold.backend.c.program import Kernel
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.targets import Kernel as TableRow
 from qfold.targets import Target
 from qfold.tools.elf import ObjectFile
+from qfold.tools.leafs import Operand
 from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.report import float_copies
 from qfold.transforms.qmm_select_kernels import memref_operands, refuses
 
 ENTRY = "net_run"
+CORE_ENTRY = "run_on_core"
+"""The function of network.c that calls the kernels: on a cluster what each core runs."""
 
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove", "memcmp"})
 """What a compiler may call on its own, on every target."""
+
+_RUNTIME = re.compile(r"qf_\w+|end_of_dispatch")
+"""Functions of `qfold_rt.h`, and the one of network.c that calls some of them."""
+
+_INTEGER_HELPER = re.compile(
+    r"__((u?(div|mod|divmod|cmp)|mul|ashl|ashr|lshr|neg|abs)[sd]i[2-4]|float(un)?di[sd]f|fix(uns)?[sd]fdi)"
+    r"|__(clz|ctz|popcount|bswap|ffs|parity)[sd]i2"
+)
+"""What a compiler for 32 bits calls for integers of 64 (GCC internals manual, "The GCC low-level runtime library")."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,25 @@ class Objects:
     network: Path
     kernels: Path
     weights: Path
+    dispatches: Path | None = None
+    """Staged dispatches."""
+    assembly: Path | None = None
+    """Kernels in assembly."""
+    program: Path | None = None
+    """The linked program, where types are to be read from its debug information: RISC-V objects have relocations there."""
+
+    @staticmethod
+    def of(built: Built, target: Target) -> Objects:
+        """Those of a build, by the sources that they are named after."""
+        by_source = {p.name: p for p in built.objects}
+        return Objects(
+            by_source["network.c.o"],
+            by_source["kernels.c.o"],
+            by_source["weights.S.o"],
+            by_source.get("dispatches.c.o"),
+            by_source.get("kernels.S.o"),
+            built.binary if target.isa is not None else None,
+        )
 
 
 def audit(
@@ -61,18 +94,30 @@ def audit(
     program = program_of(module)
     calls = manifest(program)
     constants = {w.symbol: w.weight for w in program.weights}
-    with (
-        ObjectFile(objects.network) as network,
-        ObjectFile(objects.kernels) as kernels,
-        ObjectFile(objects.weights) as weights,
-    ):
+    with ExitStack() as stack:
+        network, kernels, weights = (
+            stack.enter_context(ObjectFile(p))
+            for p in (objects.network, objects.kernels, objects.weights)
+        )
+        others = [
+            stack.enter_context(ObjectFile(p))
+            for p in (objects.dispatches, objects.assembly)
+            if p is not None
+        ]
+        dispatches = others[0] if objects.dispatches is not None else None
+        linked = None
+        if objects.program is not None:
+            linked = stack.enter_context(ObjectFile(objects.program))
+        code = (network, kernels, *others)
+        entry = CORE_ENTRY if program.is_cluster else ENTRY
         return [
             check_kernels(program.kernels, target),
-            _check_calls(calls, network, kernels),
-            _check_types(calls, kernels),
+            _check_calls(entry, calls, network, kernels, dispatches),
+            *([] if dispatches is None else [_check_leaf_calls(calls, dispatches, kernels)]),
+            _check_types(calls, linked or kernels, linked or dispatches),
             _check_weights(constants, weights),
-            _check_float_copies(constants, quantized, weights, (network, kernels)),
-            _check_libraries((network, kernels, weights), set(constants)),
+            _check_float_copies(constants, quantized, weights, code),
+            _check_libraries((*code, weights), set(constants), target),
         ]
 
 
@@ -99,28 +144,82 @@ def check_kernels(kernels: Sequence[Kernel], target: Target) -> AuditResult:
     )
 
 
+def _calls_of(function: str, file: ObjectFile) -> list[str]:
+    """The kernels and dispatches that a function calls, in the order of its code."""
+    return [
+        name
+        for name in file.calls(function)
+        if name not in ALLOWED_UNDEFINED and not _RUNTIME.fullmatch(name)
+    ]
+
+
 def _check_calls(
-    calls: Sequence[KernelRecord], network: ObjectFile, kernels: ObjectFile
+    entry: str,
+    calls: Sequence[KernelRecord],
+    network: ObjectFile,
+    kernels: ObjectFile,
+    dispatches: ObjectFile | None,
 ) -> AuditResult:
     expected = [c.symbol for c in calls]
-    found = [name for name in network.calls(ENTRY) if name not in ALLOWED_UNDEFINED]
+    found = _calls_of(entry, network)
     problems = [
-        f"call {i} in {ENTRY} is {have or 'missing'}, the manifest says {want or 'nothing'}"
+        f"call {i} in {entry} is {have or 'missing'}, the manifest says {want or 'nothing'}"
         for i, (want, have) in enumerate(zip_longest(expected, found))
         if want != have
     ][:5]
-    for symbol in dict.fromkeys(expected):
-        defined = kernels.defined.get(symbol)
-        if defined is None or not defined.is_function:
-            problems.append(f"{kernels.path.name} does not define the function {symbol}")
-    extra = [
-        s.name
-        for s in kernels.defined.values()
-        if s.is_function and s.is_global and s.name not in expected
-    ]
-    problems += [f"{kernels.path.name} holds {name}, which nothing calls" for name in extra]
+    for call in {c.symbol: c for c in calls}.values():
+        home = dispatches if call.staged and dispatches is not None else kernels
+        if not _is_function(home, call.symbol):
+            problems.append(f"{home.path.name} does not define the function {call.symbol}")
+    called = {leaf.symbol for c in calls for leaf in c.leafs}
+    problems += _uncalled(kernels, called)
+    if dispatches is not None:
+        problems += _uncalled(dispatches, set(expected))
     return AuditResult(
-        f"{ENTRY} calls the manifest's kernels, in order", tuple(problems), f"{len(expected)} calls"
+        f"{entry} calls the manifest's kernels, in order", tuple(problems), f"{len(expected)} calls"
+    )
+
+
+def _is_function(file: ObjectFile, name: str) -> bool:
+    symbol = file.defined.get(name)
+    return symbol is not None and symbol.is_function
+
+
+def _uncalled(file: ObjectFile, called: set[str]) -> list[str]:
+    """A problem for each global function that nothing calls."""
+    return [
+        f"{file.path.name} holds {s.name}, which nothing calls"
+        for s in file.defined.values()
+        if s.is_function and s.is_global and s.name not in called
+    ]
+
+
+def _check_leaf_calls(
+    calls: Sequence[KernelRecord], dispatches: ObjectFile, kernels: ObjectFile
+) -> AuditResult:
+    """Which kernels each staged dispatch calls, in the order of first calls: a compiler that unrolls a loop repeats calls in it."""
+    problems: list[str] = []
+    staged = {c.symbol: c for c in calls if c.staged}
+    total = 0
+    for symbol, call in staged.items():
+        expected = [leaf.symbol for leaf in call.leafs]
+        total += len(expected)
+        problems += [
+            f"{kernels.path.name} does not define the function {name}, which {symbol} calls"
+            for name in expected
+            if not _is_function(kernels, name)
+        ]
+        if not _is_function(dispatches, symbol):
+            continue
+        found = list(dict.fromkeys(_calls_of(symbol, dispatches)))
+        if found != expected:
+            problems.append(
+                f"{symbol} calls {', '.join(found) or 'nothing'}; the manifest says {', '.join(expected)}"
+            )
+    return AuditResult(
+        "staged dispatches call the manifest's kernels, in order",
+        tuple(problems),
+        f"{total} kernels in {len(staged)} dispatches",
     )
 
 
@@ -129,19 +228,25 @@ def _unqualified(c_type: str) -> str:
     return re.sub(r"\bconst\b|\s", "", c_type.replace("_Bool", "bool"))
 
 
-def _check_types(calls: Sequence[KernelRecord], kernels: ObjectFile) -> AuditResult:
+def _check_types(
+    calls: Sequence[KernelRecord], kernels: ObjectFile, dispatches: ObjectFile | None
+) -> AuditResult:
     problems: list[str] = []
-    functions = {c.symbol: c for c in calls}
-    for symbol, call in functions.items():
-        found = [_unqualified(t) for t in kernels.parameters.get(symbol, ())]
-        expected = [_unqualified(o.c_type) for o in call.operands]
+    functions: dict[str, tuple[ObjectFile, Sequence[Operand]]] = {}
+    for call in calls:
+        if call.staged and dispatches is not None:
+            functions[call.symbol] = dispatches, call.operands
+        functions |= {leaf.symbol: (kernels, leaf.operands) for leaf in call.leafs}
+    for symbol, (file, operands) in functions.items():
+        found = [_unqualified(t) for t in file.parameters.get(symbol, ())]
+        expected = [_unqualified(o.c_type) for o in operands]
         if found != expected:
             problems.append(
                 f"{symbol} takes ({', '.join(found)}) in the object code, the manifest says ({', '.join(expected)})"
             )
-    operands = sum(len(c.operands) for c in functions.values())
+    count = sum(len(operands) for _, operands in functions.values())
     return AuditResult(
-        "compiled parameter types are the manifest's", tuple(problems), f"{operands} operands"
+        "compiled parameter types are the manifest's", tuple(problems), f"{count} operands"
     )
 
 
@@ -199,9 +304,15 @@ def _check_float_copies(
     )
 
 
-def _check_libraries(objects: Sequence[ObjectFile], constants: set[str]) -> AuditResult:
+def _check_libraries(
+    objects: Sequence[ObjectFile], constants: set[str], target: Target
+) -> AuditResult:
     defined = {name for o in objects for name in o.defined}
     missing = {name for o in objects for name in o.undefined} - defined - constants
     missing -= ALLOWED_UNDEFINED | {"_GLOBAL_OFFSET_TABLE_"}
+    if target.is_cluster:
+        missing = {name for name in missing if not _RUNTIME.fullmatch(name)}
+    if target.isa is not None:
+        missing = {name for name in missing if not _INTEGER_HELPER.fullmatch(name)}
     problems = [f"{name} has to come from a library" for name in sorted(missing)]
     return AuditResult("no library function is needed", tuple(problems), f"{len(objects)} objects")

@@ -18,6 +18,7 @@ from qfold.backend.files import write_directory
 from qfold.backend.run import build, build_module
 from qfold.frontend import LoadedModel, load_model
 from qfold.frontend.onnx_frontend import parse_dims
+from qfold.targets import target_named
 from qfold.tools import driver
 from qfold.tools.arrays import Array, load_npz, match_arrays, random_inputs, save_npz
 from qfold.tools.driver import Options
@@ -26,6 +27,7 @@ from qfold.tools.project import interface_module, report_specs
 from qfold.tools.report import Report
 from qfold.tools.report_schema import problems_of
 from qfold.tools.report_view import print_report, summary_lines
+from qfold.tools.simulation import require_simulator
 from qfold.tools.terminal import Terminal
 from qfold.tools.verify import verify
 from qfold.tools.verify_view import print_verification, verification_json
@@ -93,7 +95,10 @@ def compile_model(args: argparse.Namespace, terminal: Terminal) -> int:
     if not terminal.quiet:
         for line in summary_lines(compilation.report):
             terminal.line(line)
-        terminal.line(f"wrote {args.output}: make -C {args.output} run")
+        how = f"make -C {args.output} run"
+        if target_named(compilation.options.target).is_cluster:
+            how = f"qfold run {args.output} --inputs NPZ"
+        terminal.line(f"wrote {args.output}: {how}")
     return EXIT_GOOD
 
 
@@ -110,6 +115,10 @@ def _read_report(directory: Path) -> Report:
     problems = problems_of(report)
     if problems:
         raise ToolError(f"{path} is not a report of this version of qfold: {problems[0]}")
+    try:
+        target_named(report["target"])
+    except ValueError as error:
+        raise ToolError(f"{path} names a target that there is not: {error}") from None
     return report
 
 
@@ -127,6 +136,7 @@ def run_model(args: argparse.Namespace, terminal: Terminal) -> int:
     """`qfold run`."""
     if args.model.is_dir():
         report = _read_report(args.model)
+        require_simulator(target_named(report["target"]))
         _refuse_compile_options(args)
         interface = interface_module(report)
         if args.inputs is None:
@@ -139,6 +149,7 @@ def run_model(args: argparse.Namespace, terminal: Terminal) -> int:
         with terminal.step("Building"):
             executable = build(args.model, interface)
     else:
+        require_simulator(target_named(args.target))
         model = _load(args.model, terminal)
         options = options_of(args)
         compilation = _compile(model, options, terminal)
@@ -199,6 +210,7 @@ def _print_arrays(arrays: dict[str, Array], terminal: Terminal) -> None:
 
 def verify_model(args: argparse.Namespace, terminal: Terminal) -> int:
     """`qfold verify`."""
+    require_simulator(target_named(args.target))
     model = _load(args.model, terminal)
     options = options_of(args)
     compilation = _compile(model, options, terminal)

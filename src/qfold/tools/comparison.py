@@ -12,11 +12,12 @@ import numpy as np
 from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Attribute
 
-from qfold.backend.c.program import Dispatch
+from qfold.backend.c.program import SCRATCHPAD, Dispatch, Place, memory_space
 from qfold.backend.run import DispatchTrace
 from qfold.dialects.element_types import is_float, numpy_dtype
 from qfold.interpreters import Bounded, Value, run, run_function
 from qfold.tools.arrays import Array, TensorSpec
+from qfold.tools.leafs import Operand
 from qfold.tools.manifest import KernelRecord
 
 ORDER_AND_LUCK = 4.0
@@ -105,8 +106,7 @@ def check_dispatch(
     """The dispatch's function run in `bounded` on what its arguments held before, compared with what they held after."""
     function = dispatch.kernel.function
     arguments = [
-        # The interpreter writes to what can be written, and takes the rest to be exact.
-        _unwritten(place.type) if held is None else np.array(held) if operand.written else held
+        _argument(place, operand, held)
         for place, operand, held in zip(
             dispatch.operands, record.operands, trace.before, strict=True
         )
@@ -133,6 +133,18 @@ def check_dispatch(
         max(ratio, 0.0),
         failures,
     )
+
+
+def _argument(place: Place, operand: Operand, held: Array | None) -> Array | None:
+    """What to run a dispatch's function on: what an operand held, or anything where it held nothing that is read; None for the
+    scratchpad of a staged dispatch, which the interpreter makes itself.
+    """
+    if memory_space(place.type) == SCRATCHPAD:
+        return None
+    if held is None:
+        return _unwritten(place.type)
+    # The interpreter writes to what can be written, and takes the rest to be exact.
+    return np.array(held) if operand.written else held
 
 
 def _unwritten(type_: MemRefType[Attribute]) -> Array:

@@ -12,11 +12,13 @@ from xdsl.dialects import get_all_dialects as get_xdsl_dialects
 from xdsl.dialects.builtin import ModuleOp
 
 from qfold.backend.c.emit import emit
+from qfold.backend.c.generated import generate_kernels
 from qfold.dialects import get_all_dialects
 from qfold.frontend import LoadedModel, default_inputs, import_loaded, load_model
 from qfold.frontend.graph import display_name
 from qfold.frontend.registry import canonical_domain
 from qfold.tools.arrays import Array, TensorSpec, input_specs, output_specs
+from qfold.tools.manifest import program_of
 from qfold.tools.report import (
     OnnxNode,
     Report,
@@ -126,6 +128,7 @@ def compile_loaded(
             outputs=outputs,
             facts=facts,
             kernels=module,
+            generated=generate_kernels(program_of(module)),
         )
     )
     known = {s.name for s in inputs}

@@ -33,6 +33,7 @@ class Symbol:
     section: int | None
     """Index of the section that defines it; None for a symbol without one."""
     offset: int
+    """In the section."""
     size: int
     is_function: bool
     is_object: bool
@@ -51,7 +52,9 @@ def require_library() -> None:
 
 
 class ObjectFile:
-    """One relocatable object. `ToolError` when the file is not one, or of a machine whose calls are not known here."""
+    """One relocatable object, or a linked program, which has no relocations of calls any more. `ToolError` when the file is
+    neither, or of a machine whose calls are not known here.
+    """
 
     def __init__(self, path: Path):
         require_library()
@@ -68,6 +71,7 @@ class ObjectFile:
         if self.machine not in _CALLS:
             known = ", ".join(_CALLS)
             raise ToolError(f"{path} is for {self.machine}; the audit knows the calls of {known}")
+        self._is_linked: bool = self._elf["e_type"] in ("ET_EXEC", "ET_DYN")
 
     def close(self) -> None:
         """Closes the file; nothing can be asked afterwards that was not asked before."""
@@ -89,11 +93,14 @@ class ObjectFile:
         # An object without a symbol has no table.
         for entry in (e for table in tables for e in table.iter_symbols()):
             section = entry["st_shndx"]
+            at: int = entry["st_value"] & ~1 if self.machine == "EM_ARM" else entry["st_value"]
+            if self._is_linked and isinstance(section, int):
+                at -= self._elf.get_section(section)["sh_addr"]
             symbols.append(
                 Symbol(
                     entry.name,
                     section if isinstance(section, int) else None,
-                    entry["st_value"] & ~1 if self.machine == "EM_ARM" else entry["st_value"],
+                    at,
                     entry["st_size"],
                     entry["st_info"]["type"] == "STT_FUNC",
                     entry["st_info"]["type"] == "STT_OBJECT",
@@ -138,7 +145,7 @@ class ObjectFile:
         return [name for _, name in sorted(found)]
 
     def contents(self, name: str) -> bytes:
-        """The bytes of a data symbol."""
+        """The bytes of a symbol: data, or the code of a function."""
         symbol = self.defined[name]
         data: bytes = self._elf.get_section(symbol.section).data()
         return data[symbol.offset : symbol.offset + symbol.size]
@@ -186,6 +193,8 @@ def _type_name(die: Any) -> str:
         return f"{name} const" if name.endswith("*") else f"const {name}"
     if inner.tag in _QUALIFIERS:
         return _type_name(inner)
-    if inner.tag == "DW_TAG_structure_type":
-        return f"struct {inner.attributes['DW_AT_name'].value.decode()}"
-    return inner.attributes["DW_AT_name"].value.decode()
+    if "DW_AT_name" not in inner.attributes:
+        # Functions, and structures without a tag.
+        return inner.tag.removeprefix("DW_TAG_").removesuffix("_type")
+    name = inner.attributes["DW_AT_name"].value.decode()
+    return f"struct {name}" if inner.tag == "DW_TAG_structure_type" else name

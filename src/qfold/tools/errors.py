@@ -11,6 +11,8 @@ from qfold.backend.build import BuildError
 from qfold.backend.c.program import NotLevel3
 from qfold.backend.c.scalar import UnsupportedOp
 from qfold.backend.run import RunError
+from qfold.backend.simulators import SimulatorError
+from qfold.runtime.counts import CountsError
 
 EXIT_GOOD, EXIT_CHECK_FAILED, EXIT_BAD_INPUT = 0, 1, 2
 
@@ -37,6 +39,8 @@ _EXPECTED = (
     ParseError,
     BuildError,
     RunError,
+    SimulatorError,
+    CountsError,
     NotLevel3,
     UnsupportedOp,
 )

@@ -1,36 +1,28 @@
-"""Which kernel runs for which ONNX node, on operands of which types: read off the kernel level, before any C exists."""
+"""Which kernels run for which ONNX node, on operands of which types: read off the kernel level, before any C exists."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
-from xdsl.dialects.builtin import MemRefType, ModuleOp
-from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
+from xdsl.ir import Attribute
 
-from qfold.backend.c.kernels import compute_ops, parameters
-from qfold.backend.c.loops import loop_extents
 from qfold.backend.c.program import Dispatch, NotLevel3, Program, WeightData
-from qfold.dialects import qkernel
-from qfold.dialects.contraction import ints, shape_of, window_of
 from qfold.tools.errors import ToolError
+from qfold.tools.leafs import (
+    LeafRecord,
+    Operand,
+    Transfers,
+    leafs_of,
+    operands_of,
+    principal,
+    total_macs,
+    transfers_of,
+)
 
-
-@dataclass(frozen=True)
-class Operand:
-    """One operand of a dispatch."""
-
-    name: str
-    """The parameter of the C function."""
-    ir_type: str
-    """The memref type, such as `memref<8x3xi8, 2 : i64>`."""
-    c_type: str
-    """The parameter's type, such as `const int8_t *`."""
-    written: bool
-    constant: str | None
-    """Symbol of the constant that it reads, or None."""
+L1_BYTES = "qmm.l1_bytes"
+REASON = "qmm.reason"
 
 
 @dataclass(frozen=True)
@@ -41,9 +33,10 @@ class KernelRecord:
     symbol: str
     """The C function."""
     kernel: str
-    """Its name in the target's kernel table."""
+    """Its name in the target's kernel table, or `staged`."""
     op: str
-    """The IR op that it is the body of, such as `qkernel.dequant_matmul`; the last one, where loop nests share a function."""
+    """The IR op that it is the body of, such as `qkernel.dequant_matmul`; the last one, where loop nests share a function. Of a
+    staged dispatch that of the leaf which does most."""
     nodes: tuple[str, ...]
     """ONNX nodes."""
     operands: tuple[Operand, ...]
@@ -53,6 +46,15 @@ class KernelRecord:
     """Size of the iteration space, of all loop nests together."""
     weight_bytes: int
     """Bytes of constants that it reads."""
+    leafs: tuple[LeafRecord, ...]
+    """The kernels that it calls; itself, unless it is staged."""
+    staged: bool
+    """Whether it brings tiles to a scratchpad, for its leafs to work on."""
+    unstaged_reason: str | None
+    """Why not, on a target with a scratchpad."""
+    transfers: Transfers
+    l1_bytes: int
+    """What it takes of the scratchpad."""
 
 
 def program_of(module: ModuleOp) -> Program:
@@ -70,52 +72,25 @@ def manifest(program: Program) -> list[KernelRecord]:
 
 def _record(dispatch: Dispatch) -> KernelRecord:
     kernel = dispatch.kernel
-    op = kernel.op
-    operands: list[Operand] = []
-    for parameter, place in zip(parameters(kernel), dispatch.operands, strict=True):
-        root = place.root
-        operands.append(
-            Operand(
-                parameter.buffer.name,
-                str(parameter.buffer.type),
-                parameter.c_type,
-                parameter.written,
-                root.symbol if isinstance(root, WeightData) else None,
-            )
-        )
-    weights = {p.root.symbol: p.root for p in dispatch.operands if isinstance(p.root, WeightData)}
-    ops = compute_ops(kernel.function)
-    nests = [o for o in ops if not isinstance(o, linalg.FillOp)] or ops
-    iterations = sum(iteration_count(nest) for nest in nests)
-    contraction = isinstance(op, qkernel.CONTRACTIONS)
+    roots = [place.root for place in dispatch.operands]
+    weights = {r.symbol: r for r in roots if isinstance(r, WeightData)}
+    constants = [r.symbol if isinstance(r, WeightData) else None for r in roots]
+    leafs = leafs_of(kernel)
+    attributes: Mapping[str, Attribute] = kernel.function.attributes
+    reason, l1 = attributes.get(REASON), attributes.get(L1_BYTES)
     return KernelRecord(
         dispatch.ordinal,
         kernel.symbol,
         kernel.kernel,
-        op.name,
+        principal(leafs).op,
         dispatch.nodes,
-        tuple(operands),
-        iterations if contraction else 0,
-        iterations,
+        operands_of(kernel, constants),
+        total_macs(leafs),
+        sum(leaf.calls * leaf.iterations for leaf in leafs),
         sum(w.weight.nbytes for w in weights.values()),
+        tuple(leafs),
+        kernel.is_staged,
+        reason.data if isinstance(reason, StringAttr) else None,
+        transfers_of(kernel),
+        l1.value.data if isinstance(l1, IntegerAttr) else 0,
     )
-
-
-def iteration_count(op: Operation) -> int:
-    """Points of an op's iteration space; for contractions the multiply-accumulates (padding counted)."""
-    match op:
-        case qkernel.MatmulOp():
-            k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
-            return prod(shape_of(op.y)) * k
-        case qkernel.DequantMatmulOp():
-            return prod(shape_of(op.y)) * shape_of(op.a)[-1]
-        case qkernel.ConvOp() | qkernel.DequantConvOp():
-            return prod(shape_of(op.y)) * prod(shape_of(op.w)[1:])
-        case qkernel.WindowSumOp():
-            channels = shape_of(op.x)[1] // window_of(op)[0]
-            return prod(shape_of(op.y)) * channels * prod(ints(op.kernel_shape))
-        case linalg.GenericOp():
-            return prod(loop_extents(op))
-        case _:
-            type_: Any = op.operands[-1].type
-            return prod(type_.get_shape()) if isinstance(type_, MemRefType) else 0

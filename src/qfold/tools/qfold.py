@@ -16,6 +16,7 @@ from qfold.tools.errors import (
     user_sentence,
     wants_traceback,
 )
+from qfold.tools.target_spec import target_help, target_spec
 from qfold.tools.terminal import Terminal
 
 
@@ -43,9 +44,13 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_compile_options(parser: argparse.ArgumentParser) -> None:
-    from qfold.targets import TARGETS
-
-    parser.add_argument("--target", default="host", choices=list(TARGETS), help="default: host")
+    parser.add_argument(
+        "--target",
+        default="host",
+        type=target_spec,
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"what to compile for (default: host), e.g. spike:isa=f,cores=4; {target_help()}",
+    )
     parser.add_argument(
         "--no-fuse",
         action="store_true",

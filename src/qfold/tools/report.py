@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp, StringAttr
@@ -20,12 +20,18 @@ from qfold.dialects.element_types import STORAGE_TYPES, numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.locations import node_names
 from qfold.ir.quantized import trace_quantized
+from qfold.targets import Target, target_named
 from qfold.tools.amplification import largest_hoisting_factor
 from qfold.tools.arrays import TensorSpec, main_function
+from qfold.tools.leafs import LeafRecord, Operand, every_leaf
 from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.memory_plan import MemoryReport, memory_report
+from qfold.tools.report_schema import VERSION
 
-SCHEMA, VERSION = "qfold-report", 1
+if TYPE_CHECKING:
+    from qfold.backend.riscv import GeneratedKernel
+
+SCHEMA = "qfold-report"
 
 Report = dict[str, Any]
 
@@ -82,6 +88,8 @@ class ReportInputs:
     facts: TensorFacts
     kernels: ModuleOp
     """Kernel level."""
+    generated: Mapping[str, GeneratedKernel] = field(default_factory=dict[str, "GeneratedKernel"])
+    """Kernels in assembly, by C symbol."""
 
 
 class _IrOp(TypedDict):
@@ -182,7 +190,7 @@ def build_report(inputs: ReportInputs) -> Report:
     program = program_of(inputs.kernels)
     calls = manifest(program)
     constants = {w.symbol: w.weight for w in program.weights}
-    memory = memory_report(inputs.kernels)
+    memory = memory_report(inputs.kernels, calls)
     quantized_hashes = {w.sha256 for w, _ in facts.quantized}
     copies = float_copies(facts.quantized, [*constants.values()])
     # The model's own nodes in order, then those of function bodies, which only locations name.
@@ -215,6 +223,7 @@ def build_report(inputs: ReportInputs) -> Report:
         "qfold": __version__,
         "model": inputs.model,
         "target": inputs.target,
+        "machine": _machine_entry(target_named(inputs.target)),
         "options": dict(inputs.options),
         "dims": dict(inputs.dims),
         "inputs": [_spec_entry(s) for s in inputs.inputs],
@@ -227,21 +236,25 @@ def build_report(inputs: ReportInputs) -> Report:
                 "kernel": c.kernel,
                 "op": c.op,
                 "nodes": list(c.nodes),
-                "operands": [
-                    {
-                        "name": o.name,
-                        "type": o.ir_type,
-                        "c_type": o.c_type,
-                        "written": o.written,
-                        "constant": o.constant,
-                    }
-                    for o in c.operands
-                ],
+                "staged": c.staged,
+                "unstaged_reason": c.unstaged_reason,
+                "operands": [_operand_entry(o) | {"constant": o.constant} for o in c.operands],
+                "calls": [{"kernel": leaf.symbol, "count": leaf.calls} for leaf in c.leafs],
+                "transfers": {
+                    "count": c.transfers.count,
+                    "bytes_in": c.transfers.bytes_in,
+                    "bytes_out": c.transfers.bytes_out,
+                },
+                "l1_bytes": c.l1_bytes,
                 "macs": c.macs,
                 "iterations": c.iterations,
                 "weight_bytes": c.weight_bytes,
             }
             for c in calls
+        ],
+        "kernels": [
+            _kernel_entry(leaf, inputs.generated.get(leaf.symbol))
+            for leaf in every_leaf([c.leafs for c in calls]).values()
         ],
         "constants": [
             {
@@ -267,6 +280,9 @@ def build_report(inputs: ReportInputs) -> Report:
             "onnx_nodes": len(inputs.nodes),
             "ir_ops": facts.ir_ops,
             "dispatches": len(calls),
+            "staged": sum(c.staged for c in calls),
+            "transfers": sum(c.transfers.count for c in calls),
+            "transfer_bytes": sum(c.transfers.bytes_in + c.transfers.bytes_out for c in calls),
             "fused": dict(facts.fused),
             "not_fused": sum(n["status"] == "not_fused" for n in nodes),
             "float_copies_of_quantized_weights": len(copies),
@@ -283,6 +299,15 @@ def build_report(inputs: ReportInputs) -> Report:
     }
 
 
+def assembly_functions(report: Report) -> dict[str, list[str]]:
+    """The assembly functions of each generated kernel, by the kernel's symbol."""
+    return {
+        kernel["symbol"]: [f["symbol"] for f in kernel["generated"]["functions"]]
+        for kernel in report["kernels"]
+        if kernel["generated"] is not None
+    }
+
+
 def _spec_entry(spec: TensorSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
@@ -291,12 +316,69 @@ def _spec_entry(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
+def _machine_entry(target: Target) -> dict[str, Any]:
+    isa = target.isa
+    return {
+        "cores": target.cores,
+        "isa": None
+        if isa is None
+        else {
+            "name": isa.name,
+            "march": isa.march,
+            "float_registers": isa.float_registers,
+            "xpulpv2": isa.xpulpv2,
+        },
+    }
+
+
+def _operand_entry(operand: Operand) -> dict[str, Any]:
+    return {
+        "name": operand.name,
+        "type": operand.ir_type,
+        "c_type": operand.c_type,
+        "written": operand.written,
+    }
+
+
+def _kernel_entry(leaf: LeafRecord, generated: GeneratedKernel | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "symbol": leaf.symbol,
+        "kernel": leaf.kernel,
+        "op": leaf.op,
+        "calls": leaf.calls,
+        "operands": [_operand_entry(o) for o in leaf.operands],
+        "split": list(leaf.split),
+        "macs": leaf.macs,
+        "iterations": leaf.iterations,
+        "generated": None,
+    }
+    if generated is not None:
+        entry["generated"] = {
+            "functions": [
+                {
+                    "symbol": f.symbol,
+                    "registers": len(f.registers),
+                    "saved": len(f.saved),
+                    "frame_bytes": f.frame_bytes,
+                    "code_bytes": f.code_bytes,
+                }
+                for f in generated.functions
+            ],
+            "facts": {k: v for k, v in generated.facts.items() if k != "functions"},
+        }
+    return entry
+
+
 def _memory_entry(memory: MemoryReport) -> dict[str, Any]:
     return {
         "level": memory.level,
+        "name": memory.name,
+        "size": memory.size,
         "arena_bytes": memory.arena_bytes,
         "lower_bound_bytes": memory.lower_bound,
         "weight_bytes": memory.weight_bytes,
+        "stack_bytes": memory.stack_bytes,
+        "reserved_bytes": memory.reserved_bytes,
         "buffers": [
             {"offset": b.offset, "bytes": b.size, "first": b.first, "last": b.last, "name": b.name}
             for b in memory.buffers

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+VERSION = 2
+"""Of reports that this version of qfold writes and reads."""
+
 Schema = Any
-"""A type, a tuple of alternatives, a one-element list (of anything), a dictionary of fields, a `MappingOf` or a `OneOf`."""
+"""A type, a tuple of alternatives, a one-element list (of anything), a dictionary of fields, a `MappingOf`, a `OneOf` or an `OrNull`."""
 
 
 class MappingOf:
@@ -22,16 +25,28 @@ class OneOf:
         self.values = values
 
 
+class OrNull:
+    """Something of one schema, or null."""
+
+    def __init__(self, value: Schema):
+        self.value = value
+
+
 _TEXT_OR_NULL = (str, type(None))
 
 _TENSOR = {"name": str, "element_type": str, "shape": [int]}
 
-_OPERAND = {
-    "name": str,
-    "type": str,
-    "c_type": str,
-    "written": bool,
-    "constant": _TEXT_OR_NULL,
+_OPERAND = {"name": str, "type": str, "c_type": str, "written": bool}
+
+_NUMBER_OR_NULL = (int, type(None))
+
+_ISA = {"name": str, "march": str, "float_registers": OneOf("x", "f"), "xpulpv2": bool}
+
+_GENERATED = {
+    "functions": [
+        {"symbol": str, "registers": int, "saved": int, "frame_bytes": int, "code_bytes": int}
+    ],
+    "facts": MappingOf((str, int, float, bool, list, dict, type(None))),
 }
 
 REPORT_SCHEMA: Schema = {
@@ -40,6 +55,7 @@ REPORT_SCHEMA: Schema = {
     "qfold": str,
     "model": str,
     "target": str,
+    "machine": {"cores": int, "isa": OrNull(_ISA)},
     "options": MappingOf(bool),
     "dims": MappingOf(int),
     "inputs": [_TENSOR],
@@ -66,10 +82,28 @@ REPORT_SCHEMA: Schema = {
             "kernel": str,
             "op": str,
             "nodes": [str],
-            "operands": [_OPERAND],
+            "staged": bool,
+            "unstaged_reason": _TEXT_OR_NULL,
+            "operands": [{**_OPERAND, "constant": _TEXT_OR_NULL}],
+            "calls": [{"kernel": str, "count": int}],
+            "transfers": {"count": int, "bytes_in": int, "bytes_out": int},
+            "l1_bytes": int,
             "macs": int,
             "iterations": int,
             "weight_bytes": int,
+        }
+    ],
+    "kernels": [
+        {
+            "symbol": str,
+            "kernel": str,
+            "op": str,
+            "calls": int,
+            "operands": [_OPERAND],
+            "split": [int],
+            "macs": int,
+            "iterations": int,
+            "generated": OrNull(_GENERATED),
         }
     ],
     "constants": [
@@ -85,9 +119,13 @@ REPORT_SCHEMA: Schema = {
     "memory": [
         {
             "level": int,
+            "name": str,
+            "size": _NUMBER_OR_NULL,
             "arena_bytes": int,
             "lower_bound_bytes": int,
             "weight_bytes": int,
+            "stack_bytes": int,
+            "reserved_bytes": int,
             "buffers": [
                 {"offset": int, "bytes": int, "first": int, "last": int, "name": _TEXT_OR_NULL}
             ],
@@ -97,6 +135,9 @@ REPORT_SCHEMA: Schema = {
         "onnx_nodes": int,
         "ir_ops": int,
         "dispatches": int,
+        "staged": int,
+        "transfers": int,
+        "transfer_bytes": int,
         "fused": {"matmul": int, "conv": int, "gather": int},
         "not_fused": int,
         "float_copies_of_quantized_weights": int,
@@ -110,7 +151,15 @@ REPORT_SCHEMA: Schema = {
 
 
 def _name(kind: type) -> str:
-    return {str: "a string", int: "an integer", bool: "true or false", type(None): "null"}[kind]
+    names: dict[type, str] = {
+        str: "a string",
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(kind, "null")
 
 
 def _check(value: Any, schema: Schema, path: str, found: list[str]) -> None:
@@ -121,6 +170,9 @@ def _check(value: Any, schema: Schema, path: str, found: list[str]) -> None:
                 return
             for key, inner in cast("dict[str, Any]", value).items():
                 _check(inner, schema.value, f"{path}.{key}", found)
+        case OrNull():
+            if value is not None:
+                _check(value, schema.value, path, found)
         case OneOf():
             if value not in schema.values:
                 found.append(f"{path} is {value!r}, not one of {', '.join(schema.values)}")
@@ -152,6 +204,10 @@ def _check(value: Any, schema: Schema, path: str, found: list[str]) -> None:
 def problems_of(report: Any) -> list[str]:
     """What is wrong with the structure of a report, and with the references inside of it; empty when nothing is."""
     found: list[str] = []
+    if isinstance(report, dict):
+        version = cast("dict[str, Any]", report).get("version", VERSION)
+        if version != VERSION:
+            return [f"report.version is {version!r}, not {VERSION}"]
     _check(report, REPORT_SCHEMA, "report", found)
     if found:
         return found
@@ -173,6 +229,25 @@ def problems_of(report: Any) -> list[str]:
                 found.append(
                     f"dispatch {dispatch['ordinal']} reads an unknown {operand['constant']!r}"
                 )
+    kernels = {k["symbol"]: k for k in report["kernels"]}
+    called = dict.fromkeys(kernels, 0)
+    for dispatch in report["dispatches"]:
+        macs = 0
+        for call in dispatch["calls"]:
+            if call["kernel"] not in kernels:
+                found.append(
+                    f"dispatch {dispatch['ordinal']} calls an unknown {call['kernel']!r}"
+                )
+                continue
+            called[call["kernel"]] += call["count"]
+            macs += call["count"] * kernels[call["kernel"]]["macs"]
+        if macs != dispatch["macs"]:
+            found.append(f"dispatch {dispatch['ordinal']}: macs is not the sum over its calls")
+    found += [
+        f"kernel {symbol!r} has {kernels[symbol]['calls']} calls, the dispatches make {count}"
+        for symbol, count in called.items()
+        if kernels[symbol]["calls"] != count
+    ]
     totals = report["totals"]
     for total, entries, key in (
         ("macs", "dispatches", "macs"),

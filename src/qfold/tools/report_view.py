@@ -48,12 +48,34 @@ def summary_lines(report: Report) -> list[str]:
         f"{totals['macs']:,} multiply-accumulates; weights {bytes_text(totals['weight_bytes'])}, of them quantised "
         f"{bytes_text(totals['quantized_weight_bytes'])}",
     ]
-    for memory in report["memory"]:
+    machine = report["machine"]
+    if machine["isa"] is not None:
+        isa = machine["isa"]
+        registers = "one register file" if isa["float_registers"] == "x" else "float registers"
         lines.append(
-            f"memory level {memory['level']}: arena {bytes_text(memory['arena_bytes'])} "
-            f"(lower bound {bytes_text(memory['lower_bound_bytes'])}), {len(memory['buffers'])} buffers"
+            f"{machine['cores']} cores of {isa['march']}{' with XpulpV2' if isa['xpulpv2'] else ''}, {registers}"
         )
+    if totals["staged"]:
+        lines.append(
+            f"{totals['staged']} of the calls work on tiles in L1: {totals['transfers']:,} transfers, "
+            f"{bytes_text(totals['transfer_bytes'])}"
+        )
+    lines += [_memory_text(memory) for memory in report["memory"]]
     return lines
+
+
+def _memory_text(memory: dict[str, Any]) -> str:
+    size = "" if memory["size"] is None else f" of {bytes_text(memory['size'])}"
+    start = f"memory level {memory['level']}{size}: "
+    if memory["stack_bytes"]:
+        return (
+            f"{start}tiles {bytes_text(memory['arena_bytes'])} in the largest call, stacks "
+            f"{bytes_text(memory['stack_bytes'])}, runtime {bytes_text(memory['reserved_bytes'])}"
+        )
+    return (
+        f"{start}arena {bytes_text(memory['arena_bytes'])} (lower bound {bytes_text(memory['lower_bound_bytes'])}), "
+        f"{len(memory['buffers'])} buffers"
+    )
 
 
 def _nodes_table(report: Report) -> Table:
@@ -87,24 +109,92 @@ def _nodes_table(report: Report) -> Table:
 
 
 def _dispatches_table(report: Report) -> Table:
-    table = _table(
-        "Kernel calls",
+    on_cluster = any(memory["level"] == 1 for memory in report["memory"])
+    columns = [
         ("#", "right"),
         ("function", "left"),
-        ("kernel", "left"),
+        ("kernels" if on_cluster else "kernel", "left"),
         ("operands", "left"),
         ("MACs", "right"),
-    )
+    ]
+    if on_cluster:
+        columns[4:4] = [("L1 bytes", "right"), ("DMA in", "right"), ("out", "right"), ("transfers", "right")]
+    table = _table("Kernel calls", *columns)
     for call in report["dispatches"]:
-        operands = ", ".join(_operand_text(o) for o in call["operands"])
-        table.add_row(
+        operands = [o for o in call["operands"] if o["name"] != "l1"]
+        cells: list[str | Text] = [
             str(call["ordinal"]),
             Text(call["symbol"]),
-            Text(call["kernel"]),
-            Text(operands),
-            f"{call['macs']:,}" if call["macs"] else "",
+            Text(_calls_text(call) if on_cluster else call["kernel"]),
+            Text(", ".join(_operand_text(o) for o in operands)),
+        ]
+        if on_cluster:
+            moved = call["transfers"]
+            numbers = (call["l1_bytes"], moved["bytes_in"], moved["bytes_out"], moved["count"])
+            cells += [_count(n) for n in numbers]
+        table.add_row(*cells, _count(call["macs"]))
+    return table
+
+
+def _count(number: int) -> str:
+    """Nothing for 0, which says nothing."""
+    return f"{number:,}" if number else ""
+
+
+def _calls_text(dispatch: dict[str, Any]) -> str:
+    """What a dispatch calls, a line each; of one that works in L2, why."""
+    if not dispatch["staged"]:
+        reason = dispatch["unstaged_reason"]
+        return f"{dispatch['kernel']} in L2{f': {reason}' if reason else ''}"
+    return "\n".join(f"{call['count']} x {call['kernel']}" for call in dispatch["calls"])
+
+
+def _kernels_table(report: Report) -> Table:
+    table = _table(
+        "Kernels",
+        ("function", "left"),
+        ("kernel", "left"),
+        ("calls", "right"),
+        ("split", "right"),
+        ("assembly", "left"),
+        ("predicted", "left"),
+        ("MACs a call", "right"),
+    )
+    for kernel in report["kernels"]:
+        generated = kernel["generated"] or {"functions": [], "facts": {}}
+        functions = [
+            f"{f['symbol'].removeprefix(kernel['symbol'])} ({f['registers']} registers, {f['code_bytes']} B)"
+            for f in generated["functions"]
+        ]
+        table.add_row(
+            Text(kernel["symbol"]),
+            Text(kernel["kernel"]),
+            f"{kernel['calls']:,}",
+            " x ".join(map(str, kernel["split"])),
+            Text("\n".join(functions)),
+            Text(", ".join(_facts(generated["facts"]))),
+            _count(kernel["macs"]),
         )
     return table
+
+
+_SHOWN_FACTS = {
+    "block": "block {}",
+    "panel": "panels of {}",
+    "addressing": "{} addressing",
+    "instructions_per_mac": "{:.3g} instructions per MAC",
+    "instructions_per_weight": "{:.3g} instructions per weight",
+    "instructions_per_element": "{:.3g} instructions per element",
+}
+"""The facts of a generator that a reader asks for first, and how they read; report.json has all."""
+
+
+def _facts(facts: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name, text in _SHOWN_FACTS.items():
+        if name in facts:
+            found.append(text.format(facts[name]))
+    return found
 
 
 def _operand_text(operand: dict[str, Any]) -> str:
@@ -137,6 +227,8 @@ def print_report(report: Report, console: Console) -> None:
     """Everything that a person asks of a report."""
     console.print(_nodes_table(report))
     console.print(_dispatches_table(report))
+    if any(kernel["split"] for kernel in report["kernels"]):
+        console.print(_kernels_table(report))
     console.print(_constants_table(report))
     for line in summary_lines(report):
         console.print(Text(line))

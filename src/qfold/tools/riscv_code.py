@@ -41,6 +41,12 @@ class Instruction:
     """2 or 4 bytes."""
     mnemonic: str
     """As assemblers spell it (a compressed load as what it expands to); empty for what this module has no name for."""
+    base: int | None = None
+    """Of a load: the number of the register that it adds its offset to."""
+
+
+STACK_POINTER = 2
+"""Loads from there are a function's own variables, saved registers and arguments."""
 
 
 def instructions(code: bytes) -> Iterator[Instruction]:
@@ -53,9 +59,12 @@ def instructions(code: bytes) -> Iterator[Instruction]:
             raise ValueError(f"no whole instruction of 2 or 4 bytes at offset {at}")
         if size == 2:
             name = _COMPRESSED_LOADS.get((half & 3, half >> 13), "")
+            # Loads from the stack are in quadrant 2; the others have three bits for one of the registers 8 to 15.
+            base = STACK_POINTER if half & 3 == 2 else 8 + (half >> 7 & 7)
         else:
-            name = _name(int.from_bytes(code[at : at + 4], "little"))
-        yield Instruction(at, size, name)
+            word = int.from_bytes(code[at : at + 4], "little")
+            name, base = _name(word), word >> 15 & 31
+        yield Instruction(at, size, name, base if name in LOADS else None)
         at += size
 
 

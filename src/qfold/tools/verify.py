@@ -21,7 +21,11 @@ from qfold.tools.comparison import (
 from qfold.tools.driver import Compilation, import_tensor_module
 from qfold.tools.elf import require_library
 from qfold.tools.manifest import manifest, program_of
+from qfold.tools.proof import Evidence, prove
+from qfold.tools.report import assembly_functions
+from qfold.tools.simulation import can_profile, unit_of
 from qfold.tools.terminal import Terminal
+from qfold.tools.work import WorkTable, work_table
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Verification:
     outputs: tuple[OutputResult, ...]
     dispatches: tuple[DispatchResult, ...]
     audit: tuple[AuditResult, ...]
+    work: WorkTable | None
+    """What each dispatch took, where the target counts that."""
 
     @property
     def ok(self) -> bool:
@@ -50,40 +56,51 @@ def verify(
 ) -> Verification:
     """Builds and runs `compilation` on `inputs`; compares dispatches, outputs (also with `expected`) and the object code.
 
-    The outputs are those of the plain build, the dispatches those of the checked one; both come from the same sources. Raises
-    `BuildError` and `RunError` when the network cannot be built or run.
+    The outputs are those of the plain build (in a simulator of the one that counts), the dispatches those of the checked one;
+    both come from the same sources. Raises `BuildError` and `RunError` when the network cannot be built or run.
     """
     require_library()
     terminal = terminal or Terminal(quiet=True)
     module = compilation.kernels
+    target = target_named(compilation.options.target)
+    program = program_of(module)
+    records = manifest(program)
+    counts = target.isa is not None
+    with terminal.step("Building and running with checks"):
+        with closing(build_module(module, trace=True)) as checked:
+            traces = checked.run_traced(inputs)
     with terminal.step("Building"):
-        plain = build_module(module, extra_cflags=["-g"])
+        plain = build_module(module, extra_cflags=["-g", *(["-DQFOLD_COUNT"] if counts else [])])
     with closing(plain):
         with terminal.step("Running"):
-            outputs = plain.run(inputs)
+            measured = plain.measure(inputs, profile=counts and can_profile(target))
         with terminal.step("Auditing the object code"):
-            audited = audit(
-                module,
-                compilation.facts.quantized,
-                Objects(*plain.built.objects),
-                target_named(compilation.options.target),
-            )
-    with terminal.step("Building and running with checks"):
-        checked = build_module(module, trace=True)
-        with closing(checked):
-            traces = checked.run_traced(inputs)
-    program = program_of(module)
+            objects = Objects.of(plain.built, target)
+            audited = audit(module, compilation.facts.quantized, objects, target)
+            if target.is_cluster:
+                evidence = Evidence(
+                    plain.built.binary,
+                    objects.kernels,
+                    [t.leafs for t in traces],
+                    measured.profile,
+                    machine_code=target.isa is not None,
+                )
+                blocks = assembly_functions(compilation.report)
+                audited += prove(module, program, records, blocks, evidence)
     with terminal.step("Checking kernel calls"):
         dispatches = [
             check_dispatch(module, dispatch, record, trace)
-            for dispatch, record, trace in zip(
-                program.dispatches, manifest(program), traces, strict=True
-            )
+            for dispatch, record, trace in zip(program.dispatches, records, traces, strict=True)
         ]
     with terminal.step("Checking outputs"):
         reference = import_tensor_module(model, compilation.options)
         factor = deviation_factor(compilation.facts.hoisting_factor)
-        results = check_outputs(reference, compilation.outputs, inputs, outputs, factor, expected)
+        results = check_outputs(
+            reference, compilation.outputs, inputs, measured.outputs, factor, expected
+        )
+    work = None
+    if measured.counts is not None:
+        work = work_table(records, measured.counts, unit_of(target))
     return Verification(
-        compilation.model, factor, tuple(results), tuple(dispatches), tuple(audited)
+        compilation.model, factor, tuple(results), tuple(dispatches), tuple(audited), work
     )

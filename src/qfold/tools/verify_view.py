@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +12,13 @@ from rich.text import Text
 
 from qfold.tools.terminal import Terminal
 from qfold.tools.verify import Verification
+from qfold.tools.work import WorkTable
 
 _WORST = 5
 """Dispatches shown unless something fails or more is asked for."""
+
+_LARGEST = 12
+"""Dispatches whose work is shown unless more is asked for."""
 
 
 def _number(value: float) -> str:
@@ -59,16 +64,18 @@ def print_verification(result: Verification, terminal: Terminal) -> None:
     )
     table.columns[1].justify = "left"
     for d in shown:
-        nodes = ", ".join(d.nodes[:2]) + (f" +{len(d.nodes) - 2}" if len(d.nodes) > 2 else "")
         table.add_row(
             Text(f"{d.ordinal} {d.symbol} {d.operand}"),
-            Text(nodes),
+            Text(_nodes(d.nodes)),
             _number(d.error),
             _number(d.bound),
             f"{d.ratio:.3f}",
             _mark(d.ok),
         )
     terminal.out.print(table)
+
+    if result.work is not None:
+        _print_work(result.work, terminal)
 
     table = _table("Audit of the object code", "check", "looked at", "")
     table.columns[1].justify = "left"
@@ -88,6 +95,76 @@ def print_verification(result: Verification, terminal: Terminal) -> None:
     )
     verdict = "verified" if result.ok else "NOT verified"
     terminal.line(f"{result.model}: {verdict}", "bold green" if result.ok else "bold red")
+
+
+def _print_work(work: WorkTable, terminal: Terminal) -> None:
+    """What each dispatch took: those that took most, all of them if more is asked for."""
+    ranked = sorted(work.rows, key=lambda r: -r.largest)
+    shown = work.rows if terminal.verbose else ranked[:_LARGEST]
+    which = "all" if len(shown) == len(work.rows) else f"the {len(shown)} that took most of"
+    table = _table(
+        f"{work.unit.capitalize()} by kernel call: {which} {len(work.rows)}",
+        "kernel call",
+        "ONNX nodes",
+        "kernel",
+        "largest core",
+        "all cores",
+        "MACs",
+        f"{work.unit} / MAC",
+        "share",
+    )
+    for column in (1, 2):
+        table.columns[column].justify = "left"
+    for row in shown:
+        table.add_row(
+            Text(f"{row.ordinal} {row.symbol}"),
+            Text(_nodes(row.nodes)),
+            Text(row.kernel),
+            f"{row.largest:,}",
+            f"{row.total:,}",
+            f"{row.macs:,}" if row.macs else "",
+            "" if row.per_mac is None else f"{row.per_mac:.2f}",
+            f"{work.share(row):.1%}",
+        )
+    terminal.out.print(table)
+    total = sum(row.total for row in work.rows)
+    macs = sum(row.macs for row in work.rows)
+    per_mac = f", {total / macs:.2f} for each of {macs:,} multiply-accumulates" if macs else ""
+    terminal.line(
+        f"{work.critical:,} {work.unit} on the largest core of each call ({work.elapsed:,} from start to end, waiting included), "
+        f"{total:,} on all{per_mac}"
+    )
+    used = [
+        f"{used:,}" for used, size in zip(work.stack_used, work.stack_bytes, strict=True) if size
+    ]
+    if used:
+        terminal.line(
+            f"stacks of {max(work.stack_bytes):,} bytes, used by each core: {', '.join(used)}"
+        )
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
+
+
+def _work_json(work: WorkTable) -> dict[str, Any]:
+    return {
+        "unit": work.unit,
+        "elapsed": work.elapsed,
+        "critical": work.critical,
+        "stack_bytes": list(work.stack_bytes),
+        "stack_used": list(work.stack_used),
+        "dispatches": [
+            {
+                **asdict(row),
+                "largest": row.largest,
+                "total": row.total,
+                "per_mac": row.per_mac,
+                "share": work.share(row),
+            }
+            for row in work.rows
+        ],
+    }
 
 
 def verification_json(result: Verification) -> dict[str, Any]:
@@ -111,4 +188,5 @@ def verification_json(result: Verification) -> dict[str, Any]:
         "outputs": [plain({**asdict(o), "ratio": o.ratio, "ok": o.ok}) for o in result.outputs],
         "dispatches": [plain({**asdict(d), "ok": d.ok}) for d in result.dispatches],
         "audit": [plain({**asdict(a), "ok": a.ok}) for a in result.audit],
+        "work": None if result.work is None else plain(_work_json(result.work)),
     }

@@ -28,7 +28,10 @@ _BUFFER_LEVEL: dict[str, str] = {
     "qmm-check-plan": "QmmCheckPlanPass",
     "qmm-outline-kernels": "QmmOutlineKernelsPass",
     "qmm-plan-memory": "QmmPlanMemoryPass",
+    "qmm-plan-scratchpad": "QmmPlanScratchpadPass",
     "qmm-select-kernels": "QmmSelectKernelsPass",
+    "qmm-split-work": "QmmSplitWorkPass",
+    "qmm-tile-to-l1": "QmmTileToL1Pass",
     "qmm-verify-buffers": "QmmVerifyBuffersPass",
 }
 """As `_TENSOR_LEVEL`, for the passes from bufferisation on."""

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from qfold.transforms import get_all_passes
+from qfold.transforms.target_option import target_option
 
 if TYPE_CHECKING:
     from xdsl.context import Context
@@ -53,6 +54,12 @@ def kernel_pipeline(target: str = "host", *, check: bool = True) -> tuple[Module
         ("qmm-bufferize", {"target": target}),
         ("qmm-verify-buffers", {}),
         ("qmm-outline-kernels", {}),
+    ]
+    if target_option(target).is_cluster:
+        on_cluster = ("qmm-tile-to-l1", "qmm-plan-scratchpad", "qmm-split-work")
+        steps += [(name, {"target": target}) for name in on_cluster]
+        steps.append(("qmm-verify-buffers", {}))
+    steps += [
         ("qmm-select-kernels", {"target": target}),
         ("qmm-plan-memory", {"target": target}),
         ("qmm-check-plan", {}),

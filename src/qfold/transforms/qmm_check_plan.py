@@ -2,43 +2,63 @@
 
 Every byte of the arena remembers through which buffer it was written last. A read must find its own buffer there; a call must
 not write what it reads through another argument; every output must be written to the last element; inputs and constants never
-are.
+are. Staged dispatches are replayed tile by tile, the scratchpad as another arena: a leaf function must find its tile in L1, and
+nobody touches what a transfer under way reads or writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd
 from typing import NoReturn, cast
 
 import numpy as np
-import numpy.typing as npt
 from xdsl.context import Context
-from xdsl.dialects import arith, func, memref
+from xdsl.dialects import arith, func, memref, scf
 from xdsl.dialects.builtin import (
     ArrayAttr,
-    DenseArrayBase,
     DictionaryAttr,
     IntegerAttr,
-    IntegerType,
     MemRefType,
     ModuleOp,
     StringAttr,
 )
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
+from qfold.dialects import pulp
 from qfold.dialects.element_types import bit_width
 from qfold.ir.locations import describe_location
 from qfold.transforms.buffer_accesses import accesses
+from qfold.transforms.shadow_memory import (
+    NOBODY,
+    Buffer,
+    Fail,
+    Memory,
+    ShadowMemory,
+    Transfer,
+    subview_offsets,
+    view_of,
+)
 
-_Indices = npt.NDArray[np.int64]
-_NOBODY = -1
-_VARIABLE = 1 << 30
-"""The identity of buffers inside of functions, which are in no plan."""
+VIEWS = (
+    arith.ConstantOp,
+    memref.ViewOp,
+    memref.CollapseShapeOp,
+    memref.ExpandShapeOp,
+    memref.SubviewOp,
+    memref.ReinterpretCastOp,
+    memref.CastOp,
+)
+"""Ops that only say where something is."""
+
+
+Value = Buffer | Transfer | int
+LOCAL = 1 << 30
+"""Identities from here on are of buffers inside of functions, which are not in the plan of `@main`."""
 
 
 @dataclass(frozen=True)
@@ -57,58 +77,30 @@ class QmmCheckPlanPass(ModulePass):
         _Replay(table).run()
 
 
-@dataclass(eq=False)
-class _Memory:
-    """Memory that is replayed: the arena, or one output."""
-
-    name: str
-    owners: npt.NDArray[np.int32]
-    """Per unit: which buffer wrote it last."""
-    readers: npt.NDArray[np.int64]
-    """Per unit: the last (dispatch, op) that read it through an argument that it does not write."""
-
-
-@dataclass(eq=False)
-class _Buffer:
-    """What an SSA value stands for: the units where each of its elements starts. `memory` is None for inputs and constants."""
-
-    memory: _Memory | None
-    identity: int
-    elements: _Indices
-    width: int
-    """Units per element."""
-    whole: _Indices = field(repr=False)
-    """Elements of the buffer that this is a view of."""
-
-    def units(self) -> _Indices:
-        flat = self.elements.reshape(-1)
-        if self.width == 1:
-            return flat
-        return (flat[:, None] + np.arange(self.width)).reshape(-1)
-
-
 class _Replay:
     def __init__(self, functions: dict[str, func.FuncOp]):
         self._functions = functions
         self._main = functions["main"]
-        self._values: dict[SSAValue, _Buffer | int] = {}
-        self._names: dict[int, str] = {}
-        """Buffer -> who wrote it first."""
+        self._values: dict[SSAValue, Value] = {}
+        """Of `@main`."""
         self._spans: dict[int, tuple[int, int]] = {}
         """Buffer -> first and last dispatch that touched it."""
         self._places: dict[int, tuple[int, int]] = {}
         """Buffer -> offset and size in bytes."""
-        self._outputs: list[_Memory] = []
-        self._arena: _Memory | None = None
-        self._step = 0
-        self._unit = self._choose_unit()
+        self._outputs: list[Memory] = []
+        self._arena: Memory | None = None
+        self._scratchpad: Memory | None = None
+        self._local = LOCAL
+        """The identity of the last buffer inside of a function."""
+        self._shadow = ShadowMemory(self._choose_unit())
 
     def _choose_unit(self) -> int:
         """Bits of the largest unit that every element and offset is a multiple of."""
         bits = 0
-        for op in self._main.body.block.ops:
-            if isinstance(op, memref.ViewOp):
-                bits = gcd(bits, _bits(op.result), 8 * _offset(op))
+        for function in self._functions.values():
+            for op in function.walk():
+                if isinstance(op, memref.ViewOp):
+                    bits = gcd(bits, _bits(op.result), 8 * _offset(op))
         for argument in self._main.args:
             bits = gcd(bits, _bits(argument))
         return max(bits, 4)
@@ -120,19 +112,19 @@ class _Replay:
         ordinal = 0
         for op in self._main.body.block.ops:
             if isinstance(op, func.CallOp):
-                self._call(op, ordinal)
+                self._dispatch(op, ordinal)
                 ordinal += 1
             elif isinstance(op, memref.AllocOp):
                 raise PassFailedException(
                     f"{describe_location(op)}: a buffer without a place; run qmm-plan-memory first"
                 )
             elif not isinstance(op, func.ReturnOp):
-                self._bind(op)
+                self._bind(op, self._values)
         for memory in self._outputs:
-            missing = int(np.count_nonzero(memory.owners == _NOBODY))
+            missing = int(np.count_nonzero(memory.owners == NOBODY))
             if missing:
                 raise PassFailedException(
-                    f"{missing * self._unit // 8} bytes of output {memory.name} are never written"
+                    f"{missing * self._shadow.unit // 8} bytes of output {memory.name} are never written"
                 )
         self._check_record(ordinal)
 
@@ -140,6 +132,7 @@ class _Replay:
         attributes = self._main.arg_attrs
         if attributes is None:
             raise PassFailedException("the arguments of @main have no qmm.role")
+        arenas: list[tuple[int, Memory]] = []
         for index, (argument, entry) in enumerate(
             zip(self._main.args, attributes.data, strict=True)
         ):
@@ -147,135 +140,204 @@ class _Replay:
             role = role.data if isinstance(role, StringAttr) else "input"
             name = entry.data.get("qmm.name")
             text = repr(name.data) if isinstance(name, StringAttr) else f"number {index}"
-            shape = cast(MemRefType[Attribute], argument.type).get_shape()
-            width = _bits(argument) // self._unit
+            type_ = cast(MemRefType[Attribute], argument.type)
+            shape = type_.get_shape()
+            width = _bits(argument) // self._shadow.unit
             elements = np.arange(int(np.prod(shape, dtype=np.int64)), dtype=np.int64) * width
             memory = None
             if role in ("output", "arena"):
-                units = elements.size * width
-                memory = _Memory(
-                    text, np.full(units, _NOBODY, np.int32), np.full(units, -1, np.int64)
-                )
+                text = text if role == "output" else "the arena"
+                memory = Memory.of(text, elements.size * width)
             if role == "output":
                 assert memory is not None
                 self._outputs.append(memory)
             if role == "arena":
-                self._arena = memory
+                assert memory is not None
+                space = type_.memory_space
+                arenas.append((space.value.data if isinstance(space, IntegerAttr) else 0, memory))
             elements = elements.reshape(shape)
-            self._values[argument] = _Buffer(memory, -2 - index, elements, width, elements)
+            self._values[argument] = Buffer(memory, -2 - index, elements, width, elements)
+        # Scratchpads are nearer, and have lower numbers, than where the activations are.
+        arenas.sort(key=lambda pair: pair[0])
+        if arenas and not (len(arenas) == 1 and self._is_handed_on(arenas[0][1])):
+            self._arena = arenas[-1][1]
+        for _, memory in arenas:
+            if memory is not self._arena:
+                memory.name = "the scratchpad"
+                self._scratchpad = memory
 
-    def _bind(self, op: Operation) -> None:
-        """Follow one op of main that is not a call: what its result stands for."""
+    def _is_handed_on(self, memory: Memory) -> bool:
+        """Whether the argument that `memory` is goes to calls as it is."""
+        (argument,) = (
+            a
+            for a in self._main.args
+            if isinstance(b := self._values[a], Buffer) and b.memory is memory
+        )
+        return any(isinstance(use.operation, func.CallOp) for use in argument.uses)
+
+    def _bind(self, op: Operation, values: dict[SSAValue, Value]) -> None:
+        """Follow an op that only says where something is: what its result stands for."""
         if isinstance(op, arith.ConstantOp):
             if isinstance(op.value, IntegerAttr):
-                self._values[op.result] = op.value.value.data
+                values[op.result] = op.value.value.data
             return
         result = op.results[0]
         shape = cast(MemRefType[Attribute], result.type).get_shape()
         if isinstance(op, memref.GetGlobalOp):
             # Where constants lie is no matter, as long as nobody writes there.
             elements = np.zeros(shape, np.int64)
-            self._values[result] = _Buffer(None, _NOBODY, elements, 0, elements)
-            return
-        if isinstance(op, memref.ViewOp):
-            self._values[result] = self._carve(op, shape)
-            return
-        source = self._values[op.operands[0]]
-        assert isinstance(source, _Buffer)
-        elements = source.elements
-        if isinstance(op, memref.CollapseShapeOp | memref.ExpandShapeOp | memref.CastOp):
-            seen = elements.reshape(shape)
-        elif isinstance(op, memref.SubviewOp):
-            where = tuple(
-                slice(o, o + (n - 1) * s + 1 if n else o, s)
-                for o, n, s in zip(
-                    _ints(op.static_offsets),
-                    _ints(op.static_sizes),
-                    _ints(op.static_strides),
-                    strict=True,
-                )
-            )
-            seen = elements[where].reshape(shape)
-        elif isinstance(op, memref.ReinterpretCastOp):
-            positions = np.full(shape, _ints(op.static_offsets)[0], np.int64)
-            for axis, step in enumerate(_ints(op.static_strides)):
-                along = [1] * len(shape)
-                along[axis] = -1
-                positions += (np.arange(shape[axis]) * step).reshape(along)
-            flat = source.whole.reshape(-1)
-            if positions.size and (positions.min() < 0 or positions.max() >= flat.size):
-                raise PassFailedException(
-                    f"{describe_location(op)}: reaches element {positions.max()} of {flat.size}"
-                )
-            seen = flat[positions]
+            values[result] = Buffer(None, NOBODY, elements, 0, elements)
+        elif isinstance(op, memref.ViewOp):
+            values[result] = self._carve(op, shape, values)
         else:
-            raise PassFailedException(f"{describe_location(op)} has no place in a planned @main")
-        self._values[result] = _Buffer(
-            source.memory, source.identity, seen, source.width, source.whole
-        )
+            source = _buffer(values, op.operands[0])
+            offsets = subview_offsets(op, lambda v: _number_of(values, v))
+            values[result] = view_of(op, source, offsets)
 
-    def _carve(self, op: memref.ViewOp, shape: Sequence[int]) -> _Buffer:
-        source = self._values[op.source]
-        assert isinstance(source, _Buffer)
-        if self._arena is None or source.memory is not self._arena:
+    def _carve(
+        self, op: memref.ViewOp, shape: Sequence[int], values: dict[SSAValue, Value]
+    ) -> Buffer:
+        memory = _buffer(values, op.source).memory
+        if memory is None or memory not in (self._arena, self._scratchpad):
             raise PassFailedException(
                 f"{describe_location(op)}: a view of something that is no arena"
             )
-        offset = self._values[op.byte_shift]
-        assert isinstance(offset, int)
-        count, width = int(np.prod(shape, dtype=np.int64)), _bits(op.result) // self._unit
-        start = offset * 8 // self._unit
+        offset = _number_of(values, op.byte_shift)
+        unit = self._shadow.unit
+        count, width = int(np.prod(shape, dtype=np.int64)), _bits(op.result) // unit
+        start = offset * 8 // unit
         size = -(-count * _bits(op.result) // 8)
-        if offset < 0 or start + count * width > self._arena.owners.size:
+        if offset < 0 or start + count * width > memory.owners.size:
             raise PassFailedException(
-                f"{describe_location(op)}: {size} bytes at offset {offset} leave the arena"
+                f"{describe_location(op)}: {size} bytes at offset {offset} leave {memory.name}"
             )
-        identity = len(self._places)
-        self._places[identity] = offset, size
+        if memory is self._arena:
+            identity = len(self._places)
+            self._places[identity] = offset, size
+        else:
+            identity = self._new_local()
+            if offset % 16:
+                raise PassFailedException(
+                    f"{describe_location(op)}: offset {offset} in the scratchpad is not aligned to 16 bytes"
+                )
         elements = (start + np.arange(count, dtype=np.int64) * width).reshape(shape)
-        return _Buffer(self._arena, identity, elements, width, elements)
+        return Buffer(memory, identity, elements, width, elements)
+
+    def _new_local(self) -> int:
+        self._local += 1
+        return self._local
 
     # Calls.
 
-    def _call(self, call: func.CallOp, ordinal: int) -> None:
+    def _dispatch(self, call: func.CallOp, ordinal: int) -> None:
         callee = call.callee.string_value()
-        function = self._functions[callee]
-        values: dict[SSAValue, _Buffer] = {}
-        for parameter, argument in zip(function.args, call.arguments, strict=True):
-            buffer = self._values[argument]
-            assert isinstance(buffer, _Buffer)
-            values[parameter] = buffer
-        self._check_apart(call, callee, ordinal, function, values)
-        for op in function.body.block.ops:
-            if isinstance(op, arith.ConstantOp | func.ReturnOp):
-                continue
-            if isinstance(op, memref.AllocOp):
-                values[op.memref] = self._variable(op.memref, callee)
-                continue
-            self._step += 1
-            reads, writes = accesses(op)
-            for value in reads:
-                self._read(call, callee, ordinal, values[value], value in writes)
-            for value in writes:
-                self._write(call, callee, ordinal, values[value])
 
-    def _variable(self, value: SSAValue, callee: str) -> _Buffer:
+        def fail(what: str) -> NoReturn:
+            raise PassFailedException(
+                f"the memory plan is wrong: dispatch {ordinal}, {describe_location(call)} of @{callee}, {what}"
+            )
+
+        self._call(call, self._values, ordinal, f"@{callee}", fail)
+
+    def _call(
+        self,
+        call: func.CallOp,
+        outer: dict[SSAValue, Value],
+        ordinal: int,
+        by: str,
+        fail: Fail,
+    ) -> None:
+        """Replay a function, on the buffers that it is called with. `by` is the dispatch."""
+        function = self._functions[call.callee.string_value()]
+        values: dict[SSAValue, Value] = {
+            parameter: outer[argument]
+            for parameter, argument in zip(function.args, call.arguments, strict=True)
+        }
+        self._check_apart(function, values, fail)
+        self._run(function.body.block, values, ordinal, by, fail)
+
+    def _run(
+        self,
+        block: Block,
+        values: dict[SSAValue, Value],
+        ordinal: int,
+        by: str,
+        fail: Fail,
+    ) -> None:
+        shadow = self._shadow
+        for op in block.ops:
+            match op:
+                case func.ReturnOp() | scf.YieldOp():
+                    pass
+                case memref.AllocOp():
+                    values[op.memref] = self._variable(op.memref, by)
+                case func.CallOp():
+                    self._call(op, values, ordinal, by, fail)
+                case scf.ForOp():
+                    self._loop(op, values, ordinal, by, fail)
+                case pulp.DmaStartOp():
+                    source, target = (_buffer(values, v) for v in (op.source, op.destination))
+                    self._touch(source, by, ordinal)
+                    self._touch(target, by, ordinal)
+                    values[op.transfer] = shadow.start(source, target, fail)
+                case pulp.DmaWaitOp():
+                    transfer = values[op.transfer]
+                    assert isinstance(transfer, Transfer)
+                    shadow.wait(transfer)
+                case _ if isinstance(op, VIEWS):
+                    self._bind(op, values)
+                case _:
+                    self._compute(op, values, ordinal, by, fail)
+
+    def _loop(
+        self,
+        op: scf.ForOp,
+        values: dict[SSAValue, Value],
+        ordinal: int,
+        by: str,
+        fail: Fail,
+    ) -> None:
+        low, high, step = (_number_of(values, v) for v in (op.lb, op.ub, op.step))
+        variable, *carried = op.body.block.args
+        current = [values[v] for v in op.iter_args]
+        end = op.body.block.last_op
+        assert end is not None
+        for index in range(low, high, step):
+            values[variable] = index
+            values.update(zip(carried, current, strict=True))
+            self._run(op.body.block, values, ordinal, by, fail)
+            current = [values[v] for v in end.operands]
+        values.update(zip(op.results, current, strict=True))
+
+    def _compute(
+        self,
+        op: Operation,
+        values: dict[SSAValue, Value],
+        ordinal: int,
+        by: str,
+        fail: Fail,
+    ) -> None:
+        self._shadow.step += 1
+        reads, writes = accesses(op)
+        for value in reads:
+            buffer = _buffer(values, value)
+            self._touch(buffer, by, ordinal)
+            self._shadow.read(buffer, fail, also_written=value in writes)
+        for value in writes:
+            buffer = _buffer(values, value)
+            self._touch(buffer, by, ordinal)
+            self._shadow.write(buffer, fail)
+
+    def _variable(self, value: SSAValue, by: str) -> Buffer:
         """A buffer inside of a function, which is memory of its own for one call."""
         shape = cast(MemRefType[Attribute], value.type).get_shape()
         size = int(np.prod(shape, dtype=np.int64))
-        memory = _Memory(
-            f"a variable of @{callee}", np.full(size, _NOBODY, np.int32), np.full(size, -1)
-        )
         elements = np.arange(size, dtype=np.int64).reshape(shape)
-        return _Buffer(memory, _VARIABLE, elements, 1, elements)
+        memory = Memory.of(f"a variable of {by}", size)
+        return Buffer(memory, self._new_local(), elements, 1, elements)
 
     def _check_apart(
-        self,
-        call: Operation,
-        callee: str,
-        ordinal: int,
-        function: func.FuncOp,
-        values: dict[SSAValue, _Buffer],
+        self, function: func.FuncOp, values: dict[SSAValue, Value], fail: Fail
     ) -> None:
         """Loop nests that share a function may run interleaved: then what one writes must be no part of another argument."""
         nests = [op for op in function.body.block.ops if isinstance(op, linalg.GenericOp)]
@@ -285,70 +347,20 @@ class _Replay:
         written = {v for _, writes in pairs for v in writes if v in values}
         used = {v for reads, _ in pairs for v in reads if v in values} | written
         for value in written:
-            here = values[value]
+            here = _buffer(values, value)
             for other in used - {value}:
-                there = values[other]
+                there = _buffer(values, other)
                 if here.memory is None or there.memory is not here.memory:
                     continue
-                if np.intersect1d(here.units(), there.units()).size:
-                    self._fail(call, callee, ordinal, "passes loop nests the same bytes twice")
+                if np.intersect1d(here.listed(), there.listed()).size:
+                    fail("passes loop nests the same bytes twice")
 
-    def _read(
-        self, call: Operation, callee: str, ordinal: int, buffer: _Buffer, also_written: bool
-    ) -> None:
-        memory = buffer.memory
-        if memory is None:
-            return
-        self._touch(buffer, callee, ordinal)
-        units = buffer.units()
-        owners = memory.owners[units]
-        wrong = np.flatnonzero(owners != buffer.identity)
-        if wrong.size:
-            other = int(owners[wrong[0]])
-            where = int(units[wrong[0]]) * self._unit // 8
-            named = other < _NOBODY or buffer.identity == _VARIABLE
-            by = (
-                "nobody has written"
-                if other == _NOBODY
-                else f"the buffer of {self._names.get(other, memory.name)} has overwritten"
-            )
-            self._fail(
-                call,
-                callee,
-                ordinal,
-                f"reads byte {where} of {memory.name if named else 'the arena'}, which {by}",
-            )
-        if not also_written:
-            memory.readers[units] = self._step
-
-    def _write(self, call: Operation, callee: str, ordinal: int, buffer: _Buffer) -> None:
-        memory = buffer.memory
-        if memory is None:
-            self._fail(call, callee, ordinal, "writes to an input or a constant")
-        self._touch(buffer, callee, ordinal)
-        units = buffer.units()
-        clash = np.flatnonzero(memory.readers[units] == self._step)
-        if clash.size:
-            where = int(units[clash[0]]) * self._unit // 8
-            self._fail(
-                call,
-                callee,
-                ordinal,
-                f"writes byte {where}, which it reads through another argument",
-            )
-        memory.owners[units] = buffer.identity
-
-    def _touch(self, buffer: _Buffer, callee: str, ordinal: int) -> None:
-        if buffer.identity == _VARIABLE:
+    def _touch(self, buffer: Buffer, by: str, ordinal: int) -> None:
+        if buffer.memory is None or buffer.identity >= LOCAL:
             return
         first, _ = self._spans.setdefault(buffer.identity, (ordinal, ordinal))
         self._spans[buffer.identity] = first, ordinal
-        self._names.setdefault(buffer.identity, f"@{callee}")
-
-    def _fail(self, call: Operation, callee: str, ordinal: int, what: str) -> NoReturn:
-        raise PassFailedException(
-            f"the memory plan is wrong: dispatch {ordinal}, {describe_location(call)} of @{callee}, {what}"
-        )
+        self._shadow.names.setdefault(buffer.identity, by)
 
     # The record.
 
@@ -358,7 +370,7 @@ class _Replay:
         if not isinstance(record, DictionaryAttr):
             raise PassFailedException("@main has no qmm.plan")
         alignment = _number(record, "alignment")
-        arena = 0 if self._arena is None else self._arena.owners.size * self._unit // 8
+        arena = 0 if self._arena is None else self._arena.owners.size * self._shadow.unit // 8
         live = [0] * (dispatches + 1)
         for identity, (_, size) in self._places.items():
             first, last = self._spans.get(identity, (0, -1))
@@ -391,6 +403,18 @@ class _Replay:
                 )
 
 
+def _buffer(values: dict[SSAValue, Value], value: SSAValue) -> Buffer:
+    found = values[value]
+    assert isinstance(found, Buffer)
+    return found
+
+
+def _number_of(values: dict[SSAValue, Value], value: SSAValue) -> int:
+    found = values[value]
+    assert isinstance(found, int)
+    return found
+
+
 def _bits(value: SSAValue) -> int:
     return bit_width(cast(MemRefType[Attribute], value.type).element_type)
 
@@ -402,10 +426,6 @@ def _offset(op: memref.ViewOp) -> int:
             f"{describe_location(op)}: the offset in the arena is no constant"
         )
     return constant.value.value.data
-
-
-def _ints(attribute: DenseArrayBase[IntegerType]) -> list[int]:
-    return [int(v) for v in attribute.get_values()]
 
 
 def _number(record: DictionaryAttr, key: str) -> int:

@@ -22,6 +22,7 @@ from qfold.ir.generics import add_location, erase_dead, function_blocks, local_r
 from qfold.ir.locations import replace_op
 from qfold.ir.quantized import middle, reads_better_as_signed
 from qfold.targets import Target
+from qfold.transforms.packing import is_packed
 from qfold.transforms.target_option import target_option
 
 Hoistable = qmm.DequantMatmulOp | qmm.DequantConvOp
@@ -149,6 +150,10 @@ def _additions(op: Hoistable) -> int:
 def _subtractions(op: Hoistable, target: Target) -> int:
     """What hoisting saves `op`, in subtractions, on kernels of the target."""
     size = prod(op.weight.shape)
+    if isinstance(op, qmm.DequantMatmulOp):
+        rows = prod(shape_of(op.a)[:-1])
+        if is_packed(target, rows, op.weight.element_type, op.quant.block_size):
+            return 0  # they are subtracted from integers on the way
     if target.widens_weights_once:
         return size
     outputs = prod(shape_of(op.result))

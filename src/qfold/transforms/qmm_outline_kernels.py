@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, func, memref
@@ -25,12 +24,13 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import EpilogueOperation, GroupedOperation, shape_of, type_of
+from qfold.dialects.contraction import GroupedOperation, type_of
 from qfold.dialects.element_types import byte_size
 from qfold.ir.layouts import Layout
-from qfold.ir.locations import describe_location, fuse_locations, location_names
+from qfold.ir.locations import describe_location, fuse_locations
 from qfold.ir.operands import named_operands
 from qfold.ir.shared_loops import SharedLoops, accesses, loaded, shared_loops, starts
+from qfold.transforms.kernel_symbols import symbol_base
 
 COMPUTE = (*qkernel.CONTRACTIONS, linalg.GenericOp, linalg.FillOp, memref.CopyOp)
 VIEWS = (
@@ -43,9 +43,6 @@ VIEWS = (
 """Ops on memrefs that only see a buffer in another way."""
 
 _HINTS = {"inputs": "in", "outputs": "out"}
-
-_NAME_LENGTH = 64
-"""Longest part of a symbol that comes from an ONNX name."""
 
 _NEAR_BYTES = 16 * 1024
 """Loop nests share loops when what they hand to each other at one point of them stays in the nearest cache until it is read."""
@@ -77,6 +74,11 @@ class QmmOutlineKernelsPass(ModulePass):
 def functions(module: ModuleOp) -> list[func.FuncOp]:
     """The functions of a module, in order."""
     return [f for f in module.body.block.ops if isinstance(f, func.FuncOp)]
+
+
+def is_staged(function: func.FuncOp) -> bool:
+    """Whether `function` works by calling others: `@main`, or a dispatch that brings tiles to L1."""
+    return any(isinstance(op, func.CallOp) for op in function.walk())
 
 
 def main_function(module: ModuleOp) -> func.FuncOp:
@@ -353,94 +355,3 @@ def argument_type(value: SSAValue) -> MemRefType[Attribute]:
         return type_
     space = cast(IntegerAttr, type_.memory_space).value.data
     return Layout.of(type_).memref_type(type_.element_type, space, dynamic_offset=True)
-
-
-# Symbols.
-
-
-def symbol_base(op: Operation, location: LocationAttr) -> str:
-    """The symbol for `op`, before numbering: types, layout and shape of a contraction, the ONNX node of anything else."""
-    if isinstance(op, qkernel.CONTRACTIONS):
-        return _CONTRACTION_NAMES[type(op)](op)
-    prefix = {"linalg.generic": "node", "linalg.fill": "fill", "memref.copy": "copy"}[op.name]
-    names = location_names(location)
-    if not names:
-        return f"{prefix}_unnamed"
-    base = f"{prefix}_{identifier(names[0])}"
-    return base if len(names) == 1 else f"{base}_fused"
-
-
-def identifier(name: str) -> str:
-    """`name` as the tail of a C identifier: letters, digits and single underscores."""
-    text = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")
-    return text[-_NAME_LENGTH:].strip("_") or "unnamed"
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "x".join(str(d) for d in shape) or "scalar"
-
-
-def _element(value: SSAValue) -> str:
-    return str(type_of(value).get_element_type())
-
-
-def _epilogue_suffix(op: EpilogueOperation) -> str:
-    block = op.epilogue_block
-    if block is None:
-        return ""
-    names = [inner.name for inner in block.ops]
-    if len(op.epilogue_operands) == 1 and names == ["arith.addf", "qmm.yield"]:
-        return "_bias" if len(shape_of(op.epilogue_operands[0])) == 1 else "_add"
-    return "_fused"
-
-
-def _granularity(op: qkernel.DequantMatmulOp | qkernel.DequantConvOp) -> str:
-    rank = len(shape_of(op.scale))
-    return "tensor" if rank == 0 else "axis" if rank == 1 else "block"
-
-
-def _matmul(op: qkernel.MatmulOp) -> str:
-    *batch, m, n = shape_of(op.y)
-    k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
-    layout = f"{'km' if op.transpose_a is not None else 'mk'}_{'nk' if op.transpose_b is not None else 'kn'}"
-    return (
-        f"matmul_{_element(op.a)}_{_element(op.b)}_{layout}_{_dims((*batch, m, k, n))}"
-        f"{_epilogue_suffix(op)}"
-    )
-
-
-def _dequant_matmul(op: qkernel.DequantMatmulOp) -> str:
-    *batch, m, n = shape_of(op.y)
-    k = shape_of(op.a)[-1]
-    layout = "nk" if op.transpose_b is not None else "kn"
-    return (
-        f"dequant_matmul_{_element(op.a)}_{_element(op.w)}_{layout}_{_granularity(op)}_"
-        f"{_dims((*batch, m, k, n))}{_epilogue_suffix(op)}"
-    )
-
-
-def _conv(op: qkernel.ConvOp) -> str:
-    return (
-        f"conv_{_element(op.x)}_{_element(op.w)}_{_dims(shape_of(op.x))}_{_dims(shape_of(op.w))}"
-        f"{_epilogue_suffix(op)}"
-    )
-
-
-def _dequant_conv(op: qkernel.DequantConvOp) -> str:
-    return (
-        f"dequant_conv_{_element(op.x)}_{_element(op.w)}_{_granularity(op)}_{_dims(shape_of(op.x))}_"
-        f"{_dims(shape_of(op.w))}{_epilogue_suffix(op)}"
-    )
-
-
-def _window_sum(op: qkernel.WindowSumOp) -> str:
-    return f"window_sum_{_element(op.x)}_{_dims(shape_of(op.x))}_{_dims(shape_of(op.y))}"
-
-
-_CONTRACTION_NAMES: dict[type[Operation], Callable[[Any], str]] = {
-    qkernel.MatmulOp: _matmul,
-    qkernel.DequantMatmulOp: _dequant_matmul,
-    qkernel.ConvOp: _conv,
-    qkernel.DequantConvOp: _dequant_conv,
-    qkernel.WindowSumOp: _window_sum,
-}

@@ -28,7 +28,7 @@ from xdsl.utils.exceptions import PassFailedException
 from qfold.dialects.element_types import byte_size
 from qfold.targets import Target
 from qfold.transforms.memory_plan import Lifetime, Plan, plan
-from qfold.transforms.qmm_outline_kernels import VIEWS, main_function
+from qfold.transforms.qmm_outline_kernels import VIEWS, is_staged, main_function
 from qfold.transforms.target_option import target_option
 
 
@@ -92,26 +92,38 @@ def _size(op: memref.AllocOp) -> int:
 
 
 def _touched_parameters(main: func.FuncOp) -> dict[str, set[int]]:
-    """Per function: the parameters that it reads or writes. An input of a generic whose elements its body does not use is not
-    read: it only says how far a loop runs."""
-    touched: dict[str, set[int]] = {}
+    """Per function that `main` calls: the parameters that it, or a leaf function that it calls, reads or writes.
+
+    An input of a generic whose elements its body does not use is not read: it only says how far a loop runs.
+    """
     parent = main.parent_block()
     assert parent is not None
-    for function in parent.ops:
-        if not isinstance(function, func.FuncOp) or function.is_declaration:
-            continue
-        found = touched.setdefault(function.sym_name.data, set())
-        for parameter in function.args:
-            for use in parameter.uses:
-                user = use.operation
-                shape_only = (
-                    isinstance(user, linalg.GenericOp)
-                    and use.index < len(user.inputs)
-                    and not user.body.block.args[use.index].uses
-                )
-                if not shape_only:
-                    found.add(parameter.index)
+    bodies = {
+        f.sym_name.data: f
+        for f in parent.ops
+        if isinstance(f, func.FuncOp) and f is not main and not f.is_declaration
+    }
+    # Leaf functions first.
+    order = sorted(bodies.values(), key=is_staged)
+    touched: dict[str, set[int]] = {}
+    for function in order:
+        touched[function.sym_name.data] = {
+            parameter.index
+            for parameter in function.args
+            if any(_touches(use.operation, use.index, touched) for use in parameter.uses)
+        }
     return touched
+
+
+def _touches(user: Operation, index: int, touched: dict[str, set[int]]) -> bool:
+    """Whether `user` reads or writes its operand `index`."""
+    if isinstance(user, func.CallOp):
+        return index in touched[user.callee.string_value()]
+    if isinstance(user, linalg.GenericOp) and index < len(user.inputs):
+        return bool(user.body.block.args[index].uses)
+    if isinstance(user, VIEWS):
+        return any(_touches(u.operation, u.index, touched) for u in user.results[0].uses)
+    return True
 
 
 def _users(value: SSAValue, calls: dict[func.CallOp, int]) -> list[tuple[func.CallOp, int]]:

@@ -7,19 +7,24 @@ from dataclasses import dataclass
 from typing import cast
 
 from xdsl.context import Context
-from xdsl.dialects import func
+from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, StringAttr
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
+from qfold.dialects import qmm
+from qfold.dialects.contraction import EpilogueOperation
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
 from qfold.ir.operands import named_operands
 from qfold.targets import Kernel, Target
-from qfold.transforms.qmm_outline_kernels import COMPUTE, functions
+from qfold.transforms.qmm_outline_kernels import COMPUTE, functions, is_staged
 from qfold.transforms.target_option import target_option
+
+STAGED = "staged"
+"""What `qmm.kernel` says of a dispatch that calls leaf functions, which have the kernels."""
 
 Operand = tuple[str, str, bool]
 """(operand name, element type, whether it is dense)."""
@@ -44,8 +49,8 @@ def select_kernels(module: ModuleOp, target: Target) -> None:
     """Select for every private function of `module`. `PassFailedException` names the op, its types, and what the table has."""
     for function in functions(module):
         if function.sym_visibility is not None and function.sym_visibility.data == "private":
-            kernel = select(function, target)
-            function.attributes["qmm.kernel"] = StringAttr(kernel.name)
+            name = STAGED if is_staged(function) else select(function, target).name
+            function.attributes["qmm.kernel"] = StringAttr(name)
 
 
 def select(function: func.FuncOp, target: Target) -> Kernel:
@@ -107,4 +112,30 @@ def refuses(row: Kernel, op: Operation, operands: Sequence[Operand]) -> str | No
             return "it says nothing about operand types"
         if not dense and name not in row.strided:
             return f"{name} must be dense"
+    return refuses_epilogue(row, op)
+
+
+def refuses_epilogue(row: Kernel, op: Operation) -> str | None:
+    """Why a kernel cannot run the epilogue that `op` has, or None."""
+    block = op.epilogue_block if isinstance(op, EpilogueOperation) else None
+    if block is None or row.epilogue_ops is None:
+        return None
+    for inner in block.ops:
+        if not isinstance(inner, arith.ConstantOp | qmm.YieldOp):
+            if inner.name not in row.epilogue_ops:
+                known = ", ".join(sorted(row.epilogue_ops))
+                return f"its epilogue is made of {known}, not of {inner.name}"
     return None
+
+
+def finishes(op: EpilogueOperation, name: str, target: Target) -> bool:
+    """Whether the target's kernel of choice for ops called `name` takes the epilogue of the contraction `op`, and its types."""
+    row = next(iter(target.kernels_of(name)), None)
+    if row is None or refuses_epilogue(row, op) is not None:
+        return False
+    for operand, type_, _ in memref_operands(op):
+        if operand in ("y", "epilogue_operands"):
+            allowed = (row.operands or {}).get(operand, frozenset())
+            if type_ not in allowed and "*" not in allowed:
+                return False
+    return True

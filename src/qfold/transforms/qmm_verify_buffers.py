@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 from xdsl.context import Context
-from xdsl.dialects import arith, func, memref
+from xdsl.dialects import arith, func, memref, scf
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     DenseArrayBase,
     IntegerAttr,
     IntegerType,
@@ -25,7 +26,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException, VerifyException
 
-from qfold.dialects import qkernel
+from qfold.dialects import pulp, qkernel
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import bit_width, byte_size
 from qfold.interpreters.spaces import Box, evaluate
@@ -34,6 +35,7 @@ from qfold.ir.globals import global_weight
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
 from qfold.transforms.buffer_accesses import accesses
+from qfold.transforms.qmm_outline_kernels import is_staged
 
 _COMPUTE = (*qkernel.CONTRACTIONS, linalg.GenericOp, linalg.FillOp, memref.CopyOp)
 _VIEWS = (
@@ -67,20 +69,37 @@ class QmmVerifyBuffersPass(ModulePass):
                 global_weight(op_global)
             except VerifyException as e:
                 raise PassFailedException(str(e)) from None
-        written = {name: _written_arguments(f) for name, f in functions.items()}
+        written: dict[str, set[int]] = {}
+        for name, function in sorted(functions.items(), key=lambda pair: is_staged(pair[1])):
+            if name != "main":
+                written[name] = _written_arguments(function, written)
         for function in functions.values():
             _Verifier(function, globals_, written).run()
 
 
-def _written_arguments(function: func.FuncOp) -> set[int]:
-    """Which parameters a kernel function writes to."""
+def _written_arguments(function: func.FuncOp, written: dict[str, set[int]]) -> set[int]:
+    """Which parameters a function writes to: itself, by transfers, or by functions that it calls, of which `written` tells."""
+    values: list[SSAValue] = []
+    for op in function.walk():
+        if isinstance(op, func.CallOp):
+            indices = written.get(op.callee.string_value(), ())
+            values += [op.arguments[i] for i in indices]
+        elif isinstance(op, pulp.DmaStartOp):
+            values.append(op.destination)
+        elif isinstance(op, _COMPUTE):
+            values += accesses(op)[1]
+    roots = (_behind_views(value) for value in values)
     return {
-        value.index
-        for op in function.body.block.ops
-        if isinstance(op, _COMPUTE)
-        for value in accesses(op)[1]
-        if isinstance(value, BlockArgument)
+        root.index
+        for root in roots
+        if isinstance(root, BlockArgument) and root.block is function.body.block
     }
+
+
+def _behind_views(value: SSAValue) -> SSAValue:
+    while isinstance(value.owner, (*_VIEWS, memref.ViewOp)):
+        value = value.owner.operands[0]
+    return value
 
 
 def _fail(op: Operation, message: str) -> NoReturn:
@@ -98,6 +117,8 @@ class _Verifier:
         self._read_only: set[SSAValue] = set()
         """Inputs, constants, and views of them."""
         self._root: dict[SSAValue, SSAValue] = {}
+        self._variables: dict[SSAValue, range] = {}
+        """Loop variables, and what they run through."""
 
     def run(self) -> None:
         attributes = self._function.arg_attrs
@@ -105,7 +126,7 @@ class _Verifier:
             for argument, entry in zip(self._function.args, attributes, strict=True):
                 if entry.data.get("qmm.role") == StringAttr("input"):
                     self._read_only.add(argument)
-        for op in self._function.body.block.ops:
+        for op in self._function.body.block.walk():
             self._check(op)
 
     def _check(self, op: Operation) -> None:
@@ -120,6 +141,10 @@ class _Verifier:
             self._derived(op)
         elif isinstance(op, _COMPUTE):
             self._compute(op)
+        elif isinstance(op, pulp.DmaStartOp):
+            self._writable(op, op.destination)
+        elif isinstance(op, scf.ForOp):
+            self._loop(op)
         elif isinstance(op, func.CallOp):
             for index in self._written.get(op.callee.string_value(), ()):
                 self._writable(op, op.arguments[index])
@@ -134,6 +159,16 @@ class _Verifier:
         if value in self._read_only:
             _fail(op, f"writes to an input or a constant: {value.type}")
 
+    def _loop(self, op: scf.ForOp) -> None:
+        """Remember from where to where the variable goes."""
+        bounds = [_constant(v) for v in (op.lb, op.ub, op.step)]
+        if None in bounds:
+            _fail(op, "the bounds of a loop over tiles are no constants")
+        low, high, step = cast(Sequence[int], bounds)
+        if step < 1 or low >= high:
+            _fail(op, f"a loop over tiles from {low} to {high} by {step}")
+        self._variables[op.body.block.args[0]] = range(low, high, step)
+
     # Views.
 
     def _get_global(self, op: memref.GetGlobalOp) -> None:
@@ -145,12 +180,9 @@ class _Verifier:
 
     def _view(self, op: memref.ViewOp) -> None:
         type_ = op.result.type
-        constant = op.byte_shift.owner
-        if not isinstance(constant, arith.ConstantOp) or not isinstance(
-            constant.value, IntegerAttr
-        ):
+        offset = _constant(op.byte_shift)
+        if offset is None:
             _fail(op, "the byte offset is no constant")
-        offset = constant.value.value.data
         size = byte_size(type_.element_type, prod(type_.get_shape()))
         arena = shape_of(op.source)[0]
         if offset < 0 or offset + size > arena:
@@ -169,11 +201,15 @@ class _Verifier:
         found, expected = Layout.of(b), self._expected(op, Layout.of(a))
         if expected is None:
             _fail(op, f"{a} cannot be seen as {b} without a copy")
-        same = found.normalized() == expected.normalized()
         if isinstance(op, memref.CastOp):
             same = found.strides == expected.strides and b.get_offset() in (a.get_offset(), None)
-        elif a.get_offset() is None or b.get_offset() is None:
-            _fail(op, f"a view with an offset that is not static: {a} to {b}")
+        else:
+            dynamic = a.get_offset() is None or (isinstance(op, memref.SubviewOp) and op.offsets)
+            if bool(dynamic) != (b.get_offset() is None):
+                _fail(op, f"a view whose offset is static on one side only: {a} to {b}")
+            if dynamic:
+                expected = replace(expected, offset=found.offset)
+            same = _significant(found) == _significant(expected)
         if not same:
             _fail(op, f"the type says {found}, but the view is {expected}")
         self._root[result] = self._root.get(source, source)
@@ -194,15 +230,15 @@ class _Verifier:
                 _fail(op, f"the groups {groups} do not lead from {list(wide)} to {list(narrow)}")
             return source.reshaped(shape)
         if isinstance(op, memref.SubviewOp):
-            offsets, sizes = _ints(op.static_offsets), _ints(op.static_sizes)
-            steps = _ints(op.static_strides)
+            sizes, steps = _ints(op.static_sizes), _ints(op.static_strides)
+            starts = self._starts(op)
             for axis, (o, n, s, d) in enumerate(
-                zip(offsets, sizes, steps, source.shape, strict=True)
+                zip(starts, sizes, steps, source.shape, strict=True)
             ):
-                ends = (o, o + (n - 1) * s)
+                ends = (o[0], o[-1] + (n - 1) * s) if s > 0 else (o[0] + (n - 1) * s, o[-1])
                 if n and (min(ends) < 0 or max(ends) >= d):
                     _fail(op, f"elements {ends[0]}..{ends[1]} of dimension {axis}, which has {d}")
-            return source.sliced(offsets, sizes, steps).reshaped(shape)
+            return source.sliced([o[0] for o in starts], sizes, steps).reshaped(shape)
         assert isinstance(op, memref.ReinterpretCastOp)
         if not source.is_dense or source.offset:
             _fail(op, f"reinterprets a part of a buffer: {source}")
@@ -213,6 +249,22 @@ class _Verifier:
         if low < 0 or high >= prod(source.shape):
             _fail(op, f"elements {low}..{high} of a buffer of {prod(source.shape)}")
         return result
+
+    def _starts(self, op: memref.SubviewOp) -> list[range]:
+        """Where a subview may start along each dimension."""
+        dynamic = iter(op.offsets)
+        starts: list[range] = []
+        for offset in _ints(op.static_offsets):
+            if offset != DYNAMIC_INDEX:
+                starts.append(range(offset, offset + 1))
+                continue
+            variable = next(dynamic)
+            if variable not in self._variables:
+                _fail(
+                    op, "the offset of a subview is neither a constant nor the variable of a loop"
+                )
+            starts.append(self._variables[variable])
+        return starts
 
     # Compute.
 
@@ -274,6 +326,20 @@ class _Verifier:
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= size:
                 _fail(op, f"map {map_} reads {low}..{high} of dimension {axis}, which has {size}")
+
+
+def _constant(value: SSAValue) -> int | None:
+    """The number that an `arith.constant` gives."""
+    owner = value.owner
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return owner.value.value.data
+    return None
+
+
+def _significant(layout: Layout) -> Layout:
+    """A layout without the strides that say nothing: those of dimensions of one element."""
+    strides = tuple(1 if n == 1 else s for n, s in zip(layout.shape, layout.strides, strict=True))
+    return replace(layout, strides=strides).normalized()
 
 
 def _ints(attribute: DenseArrayBase[IntegerType]) -> tuple[int, ...]:

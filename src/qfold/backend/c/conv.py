@@ -16,6 +16,8 @@ from qfold.backend.c.contraction import Buffers, Epilogue, Weight
 from qfold.backend.c.conv_columns import ColumnsPrinter
 from qfold.backend.c.conv_direct import DirectPrinter
 from qfold.backend.c.layout import Buffer, Linear, variable
+from qfold.backend.c.plain_window import print_plain_window
+from qfold.backend.c.share import BadSplit, Split, byte_safe
 from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Axis, Window, Windowed, axes_of, source_of, spatial
 from qfold.dialects import qkernel
@@ -28,8 +30,31 @@ _SUMMED = 4096
 """Most pixels for which a window sum first sums over channels, so that a window adds taps and not taps * channels: 16 KiB."""
 
 
-def print_conv(out: Writer, op: qkernel.ConvOp | qkernel.DequantConvOp, buffers: Buffers) -> None:
-    """The body of `qkernel.conv` and `qkernel.dequant_conv`."""
+def print_conv(
+    out: Writer,
+    op: qkernel.ConvOp | qkernel.DequantConvOp,
+    buffers: Buffers,
+    split: Split | None = None,
+) -> None:
+    """The body of `qkernel.conv` and `qkernel.dequant_conv`; with a `split` of the dimensions of y, this core's share."""
+    problem, flat = _conv_problem(op, buffers)
+    if 0 in buffers[op.y].shape:
+        return
+    if split is not None:
+        print_plain_window(out, problem, _parts(split, buffers[op.y], flat=flat))
+        return
+    w = problem.window
+    many = w.rows.kernel * w.columns.kernel > 1 and w.outputs >= _MANY_CHANNELS
+    if many and Layout.of(buffers[op.w].type).is_dense:
+        ColumnsPrinter(out, problem).print()
+    else:
+        DirectPrinter(out, problem).print()
+
+
+def _conv_problem(
+    op: qkernel.ConvOp | qkernel.DequantConvOp, buffers: Buffers
+) -> tuple[Windowed, bool]:
+    """The convolution, and whether its pixels are one row."""
     x, w, y = buffers[op.x], buffers[op.w], buffers[op.y]
     groups, strides, pads, dilations = window_of(op)
     rows, columns = axes_of(x.shape[2:], w.shape[2:], y.shape[2:], strides, pads, dilations)
@@ -54,17 +79,27 @@ def print_conv(out: Writer, op: qkernel.ConvOp | qkernel.DequantConvOp, buffers:
         rows, columns = flat
     window = Window(x.shape[0], groups, x.shape[1] // groups, per_group, rows, columns, source, x)
     problem = Windowed(window, epilogue, dims, targets, weight, at_w, channel, sums)
-    if 0 in y.shape:
-        return
-    many = rows.kernel * columns.kernel > 1 and per_group >= _MANY_CHANNELS
-    if many and Layout.of(w.type).is_dense:
-        ColumnsPrinter(out, problem).print()
-    else:
-        DirectPrinter(out, problem).print()
+    return problem, flat is not None
 
 
-def print_window_sum(out: Writer, op: qkernel.WindowSumOp, buffers: Buffers) -> None:
-    """The body of `qkernel.window_sum`."""
+def _parts(split: Split, y: Buffer, *, flat: bool) -> tuple[int, int, int, int]:
+    """`split`, which is over the dimensions of y, over images, channels, rows and columns.
+
+    `BadSplit` where it has another length.
+    """
+    parts = byte_safe(split, y).parts
+    if len(parts) != len(y.shape):
+        raise BadSplit(f"{len(y.shape)} dimensions of y are split as {list(parts)}")
+    images, channels, *pixels = parts
+    if flat or len(pixels) == 1:
+        return images, channels, 1, prod(pixels)
+    return images, channels, pixels[0], pixels[1]
+
+
+def print_window_sum(
+    out: Writer, op: qkernel.WindowSumOp, buffers: Buffers, split: Split | None = None
+) -> None:
+    """The body of `qkernel.window_sum`; with a `split` of the dimensions of y, this core's share."""
     x, y = buffers[op.x], buffers[op.y]
     groups, strides, pads, dilations = window_of(op)
     kernel = ints(op.kernel_shape)
@@ -76,6 +111,10 @@ def print_window_sum(out: Writer, op: qkernel.WindowSumOp, buffers: Buffers) -> 
         x.shape[0], groups, x.shape[1] // groups, 1, rows, columns, source_of(x, groups), x
     )
     if 0 in y.shape:
+        return
+    if split is not None:
+        problem = Windowed(window, y, [], [at_y])
+        print_plain_window(out, problem, _parts(split, y, flat=False))
         return
     taps = rows.kernel * columns.kernel
     pixels = window.images * window.groups * rows.size * columns.size

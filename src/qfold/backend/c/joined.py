@@ -12,8 +12,9 @@ from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, SSAValue
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
-from qfold.backend.c.loops import GenericPrinter, Variable
+from qfold.backend.c.loops import GenericPrinter, Variable, check_split, loop_extents
 from qfold.backend.c.scalar import UnsupportedOp
+from qfold.backend.c.share import Range, Split, byte_safe, shares
 from qfold.backend.c.text import Writer
 from qfold.ir.generics import indexing_maps
 from qfold.ir.shared_loops import SharedLoops, accesses, shared_loops
@@ -27,22 +28,35 @@ def print_joined(
     nests: Sequence[tuple[linalg.FillOp | None, linalg.GenericOp]],
     buffers: Mapping[SSAValue, Buffer],
     locals_: Sequence[memref.AllocOp],
+    split: Split | None = None,
 ) -> None:
-    """The loop nests of one function, each with the fill that its accumulator starts from."""
+    """The loop nests of one function, each with the fill that its accumulator starts from.
+
+    Of a `split` one, this core's share; `BadSplit` where the split divides a loop that the nests do not share: one core
+    would then read what another writes.
+    """
     shared = shared_loops([op for _, op in nests])
     variables = _variables([op for _, op in nests], buffers, locals_, shared)
     known = {**buffers, **variables}
     last = {op.outputs[0]: op for _, op in nests}
     with ExitStack() as stack:
+        ranges: Sequence[Range] | None = None
+        if split is not None:
+            first = nests[0][1]
+            check_split(first, split, shared.depth)
+            for _, op in nests:
+                split = byte_safe(split, buffers.get(op.outputs[0]))
+            ranges = stack.enter_context(shares(out, split, loop_extents(first)))
         for loop, extent in enumerate(shared.extents):
             if extent != 1:
-                stack.enter_context(out.loop(f"i{loop}", extent))
+                range_ = Range.whole(extent) if ranges is None else ranges[loop]
+                stack.enter_context(out.loop(f"i{loop}", range_.last, range_.first))
         for value, buffer in variables.items():
             start = _start(value, nests, buffers, shared)
             out.line(f"{value_type(buffer.element)} {buffer.name}{start};")
         for fill, op in nests:
             value = op.outputs[0]
-            _print_nest(out, op, known, fill, shared.depth)
+            _print_nest(out, op, known, fill, shared.depth, alone=split is None)
             if value in variables and value in buffers and last[value] is op:
                 target = buffers[value]
                 out.line(target.store(_position(op, target, shared), variables[value].name))
@@ -93,9 +107,12 @@ def _print_nest(
     buffers: Mapping[SSAValue, Buffer],
     fill: linalg.FillOp | None,
     shared: int,
+    *,
+    alone: bool,
 ) -> None:
     inner = Writer()
-    GenericPrinter(inner, op, buffers, fill, shared).print()
+    ranges = None if alone else [Range.whole(n) for n in loop_extents(op)]
+    GenericPrinter(inner, op, buffers, fill, shared, ranges).print()
     text = inner.text().rstrip("\n").split("\n")
     if not any(_DECLARATION.match(line) for line in text):
         out.lines(text)

@@ -14,18 +14,21 @@ from typing import cast
 
 from xdsl.dialects import arith, memref
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.dialects.linalg.attrs import IteratorType
+from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
 from qfold.backend.c.scalar import ScalarPrinter, UnsupportedOp
+from qfold.backend.c.share import BadSplit, Range, Split, byte_safe, shares
 from qfold.backend.c.text import Writer, without_parentheses
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import is_float
 
 _LANES = 32
 """Partial results of a float reduction: two AVX-512 registers, and more than GCC peels into scalar code."""
+_SCALAR_LANES = 4
+"""The same on the cores of a cluster, in registers: no sum waits for the one before, and rounding errors grow more slowly."""
 
 _ASSOCIATIVE = (
     arith.AddfOp,
@@ -45,6 +48,8 @@ class _Loop:
     name: str
     extent: int
     reduction: bool
+    range: Range
+    """What this core does of it."""
 
 
 @dataclass(frozen=True)
@@ -59,40 +64,60 @@ class _Operand:
         return self.position.coefficient(name) if isinstance(self.position, Linear) else None
 
 
-def print_copy(out: Writer, op: memref.CopyOp, buffers: Mapping[SSAValue, Buffer]) -> None:
-    """`memref.copy` between any two strided layouts."""
+def print_copy(
+    out: Writer,
+    op: memref.CopyOp,
+    buffers: Mapping[SSAValue, Buffer],
+    split: Split | None = None,
+) -> None:
+    """`memref.copy` between any two strided layouts; of a `split` one, this core's share."""
     source, target = buffers[op.source], buffers[op.destination]
-    rank = len(target.shape)
-    loops = [_Loop(f"i{d}", n, False) for d, n in enumerate(target.shape)]
-    dims = [variable(f"i{d}") for d in range(rank)]
-    operands = [_Operand(b, b.at(dims)) for b in (source, target)]
-    loops, operands = _collapse(loops, operands, frozenset())
-    if any(x.extent == 0 for x in loops):
+    dims = [variable(f"i{d}") for d in range(len(target.shape))]
+    if 0 in target.shape:
         return
     with ExitStack() as stack:
+        loops = _over(out, stack, target, split)
+        operands = [_Operand(b, b.at(dims)) for b in (source, target)]
+        loops, operands = _collapse(loops, operands, frozenset())
         _open(out, stack, loops)
         read, written = operands
         out.line(target.store(written.position, source.load(read.position)))
 
 
-def print_fill(out: Writer, op: linalg.FillOp, buffers: Mapping[SSAValue, Buffer]) -> None:
-    """`linalg.fill` of any strided layout."""
+def print_fill(
+    out: Writer,
+    op: linalg.FillOp,
+    buffers: Mapping[SSAValue, Buffer],
+    split: Split | None = None,
+) -> None:
+    """`linalg.fill` of any strided layout; of a `split` one, this core's share."""
     target = buffers[op.outputs[0]]
-    loops = [_Loop(f"i{d}", n, False) for d, n in enumerate(target.shape)]
-    dims = [variable(x.name) for x in loops]
-    loops, operands = _collapse(loops, [_Operand(target, target.at(dims))], frozenset())
-    if any(x.extent == 0 for x in loops):
+    dims = [variable(f"i{d}") for d in range(len(target.shape))]
+    if 0 in target.shape:
         return
     value = ScalarPrinter(out).text(op.inputs[0])
     with ExitStack() as stack:
+        loops = _over(out, stack, target, split)
+        loops, operands = _collapse(loops, [_Operand(target, target.at(dims))], frozenset())
         _open(out, stack, loops)
         out.line(target.store(operands[0].position, value))
+
+
+def _over(out: Writer, stack: ExitStack, target: Buffer, split: Split | None) -> list[_Loop]:
+    """The loops over all elements of `target`."""
+    ranges = [Range.whole(n) for n in target.shape]
+    if split is not None:
+        ranges = stack.enter_context(shares(out, byte_safe(split, target), target.shape))
+    return [
+        _Loop(f"i{d}", n, False, r)
+        for d, (n, r) in enumerate(zip(target.shape, ranges, strict=True))
+    ]
 
 
 def _open(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:
     for x in loops:
         if x.extent != 1:
-            stack.enter_context(out.loop(x.name, x.extent))
+            stack.enter_context(out.loop(x.name, x.range.last, x.range.first))
 
 
 def loop_extents(op: linalg.GenericOp) -> list[int]:
@@ -124,12 +149,14 @@ def _collapse(
     while i + 1 < len(merged):
         outer, inner = merged[i], merged[i + 1]
         together = outer.reduction == inner.reduction and not {outer.name, inner.name} & fixed
+        together = together and inner.range.is_whole
         for operand in operands if together else ():
             a, b = operand.coefficient(outer.name), operand.coefficient(inner.name)
             together = together and a is not None and b is not None and a == b * inner.extent
         if together:
             gone.add(outer.name)
-            merged[i : i + 2] = [_Loop(inner.name, outer.extent * inner.extent, inner.reduction)]
+            range_ = outer.range.times(inner.extent)
+            merged[i : i + 2] = [_Loop(inner.name, range_.extent, inner.reduction, range_)]
             i = max(i - 1, 0)
         else:
             i += 1
@@ -158,7 +185,8 @@ class Variable(Buffer):
 class GenericPrinter:
     """Prints one generic; `fill` is the fill of its output that comes right before it, if any.
 
-    The loops around it run through its first dimensions already, as many as `shared` says.
+    The loops around it run through its first dimensions already, as many as `shared` says. `ranges`: what this core does of each
+    dimension; None where one core does everything.
     """
 
     def __init__(
@@ -168,6 +196,7 @@ class GenericPrinter:
         buffers: Mapping[SSAValue, Buffer],
         fill: linalg.FillOp | None,
         shared: int = 0,
+        ranges: Sequence[Range] | None = None,
     ):
         if len(op.outputs) != 1:
             raise UnsupportedOp(op, "one output per generic")
@@ -176,6 +205,7 @@ class GenericPrinter:
         self._fill = fill
         self._buffers = buffers
         self._block = op.body.block
+        self._lanes_held = _LANES if ranges is None else _SCALAR_LANES
         extents = loop_extents(op)
         kinds = [i.data for i in op.iterator_types]
         indexed = _indexed(self._block)
@@ -184,9 +214,11 @@ class GenericPrinter:
             for d, n in enumerate(extents)
         ]
         dims = [Linear() if name == "0" else variable(name) for name in self._names]
+        whole = [Range.whole(n) for n in extents]
+        found = list(zip(self._names, extents, kinds, ranges or whole, strict=True))
         loops = [
-            _Loop(name, n, kind is IteratorType.REDUCTION)
-            for name, n, kind in list(zip(self._names, extents, kinds, strict=True))[shared:]
+            _Loop(name, n, kind is IteratorType.REDUCTION, range_)
+            for name, n, kind, range_ in found[shared:]
             if name != "0"
         ]
         maps = [m.data for m in op.indexing_maps]
@@ -273,7 +305,8 @@ class GenericPrinter:
 
     def _lane_op(self, loop: _Loop) -> Operation | None:
         """The op that combines element and accumulator, when the innermost reduction may be done in lanes."""
-        if loop.extent < 2 * _LANES or loop.name in {f"i{d}" for d in _indexed(self._block)}:
+        indexed = {f"i{d}" for d in _indexed(self._block)}
+        if loop.extent < 2 * self._lanes_held or loop.name in indexed:
             return None
         accumulator = self._block.args[-1]
         last = self._block.last_op
@@ -293,25 +326,24 @@ class GenericPrinter:
         """Full rows of lanes, the rest one by one, then the lanes together."""
         out = self._out
         type_ = value_type(self._operands[-1].buffer.element)
-        whole = loop.extent - loop.extent % _LANES
-        out.line(f"{type_} lane[{_LANES}];")
-        with out.loop("l", _LANES):
+        lanes = self._lanes_held
+        whole = loop.extent - loop.extent % lanes
+        out.line(f"{type_} lane[{lanes}];")
+        with out.loop("l", lanes):
             # Each lane starts from an element of its own: no neutral element is needed.
             element = self._element(combine, {loop.name: "l"})
             out.line(f"lane[l] = {without_parentheses(element)};")
-        with out.loop(loop.name, whole, _LANES, _LANES), out.loop("l", _LANES):
+        with out.loop(loop.name, whole, lanes, lanes), out.loop("l", lanes):
             value = self._body("lane[l]", {loop.name: f"({loop.name} + l)"})
             out.line(f"lane[l] = {without_parentheses(value)};")
         if loop.extent != whole:
             with out.loop(loop.name, loop.extent, whole):
                 out.line(f"{accumulator} = {without_parentheses(self._body(accumulator))};")
-        half = _LANES // 2
-        while half:
+        half = lanes // 2
+        while half >= 4:
             with out.loop("l", half):
                 out.line(f"lane[l] = {self._combined(combine, 'lane[l]', f'lane[l + {half}]')};")
             half //= 2
-            if half == 2:
-                break
         rest = [f"lane[{i}]" for i in range(4)]
         total = self._combined(
             combine,
@@ -345,7 +377,7 @@ def _renamed(position: Linear | str, names: Mapping[str, str]) -> Linear | str:
 def _open_all(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:
     """Loops of every extent, also of 1 where the body reads the variable."""
     for x in loops:
-        stack.enter_context(out.loop(x.name, x.extent))
+        stack.enter_context(out.loop(x.name, x.range.last, x.range.first))
 
 
 def _accumulates_in_memory(loops: Sequence[_Loop], output: _Operand) -> bool:
@@ -369,6 +401,33 @@ def print_generic(
     op: linalg.GenericOp,
     buffers: Mapping[SSAValue, Buffer],
     fill: linalg.FillOp | None = None,
+    split: Split | None = None,
 ) -> None:
-    """The loop nest of a generic on memrefs; `fill` (of its output, right before it) becomes the accumulator's start."""
-    GenericPrinter(out, op, buffers, fill).print()
+    """The loop nest of a generic on memrefs; `fill` (of its output, right before it) becomes the accumulator's start.
+
+    Of a `split` one, this core's share; `BadSplit` where the split divides a reduction.
+    """
+    if split is None:
+        GenericPrinter(out, op, buffers, fill).print()
+        return
+    extents = loop_extents(op)
+    check_split(op, split, len(extents))
+    parallel = (n for n, kind in zip(extents, op.iterator_types, strict=True) if not _reduces(kind))
+    if 0 in parallel:
+        return
+    with shares(out, byte_safe(split, buffers[op.outputs[0]]), extents) as ranges:
+        GenericPrinter(out, op, buffers, fill, 0, ranges).print()
+
+
+def check_split(op: linalg.GenericOp, split: Split, depth: int) -> None:
+    """`BadSplit` unless `split` divides only parallel loops of `op` among its first `depth`."""
+    kinds = list(op.iterator_types)
+    if len(split.parts) != len(kinds):
+        raise BadSplit(f"its {len(kinds)} loops are split as {list(split.parts)}")
+    for d, (parts, kind) in enumerate(zip(split.parts, kinds, strict=True)):
+        if parts > 1 and (d >= depth or _reduces(kind)):
+            raise BadSplit(f"loop {d} cannot be divided between cores")
+
+
+def _reduces(kind: IteratorTypeAttr) -> bool:
+    return kind.data is IteratorType.REDUCTION

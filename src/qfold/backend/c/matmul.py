@@ -14,10 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-from qfold.backend.c.contraction import Buffers, Epilogue, Weight
-from qfold.backend.c.layout import Linear, variable
+from qfold.backend.c.contraction import Buffers
+from qfold.backend.c.layout import Linear
+from qfold.backend.c.matmul_problem import MatmulProblem, dequant_matmul_problem, matmul_problem
+from qfold.backend.c.plain_matmul import print_plain_matmul
+from qfold.backend.c.share import Split
 from qfold.backend.c.text import Writer
 from qfold.dialects import qkernel
 
@@ -39,139 +41,27 @@ _DOT_LANES = 32
 """Partial sums of a dot product (see `_WIDTH`); 8 where K is shorter."""
 
 
-@dataclass(frozen=True)
-class _Dim:
-    name: str
-    extent: int
+def print_matmul(
+    out: Writer, op: qkernel.MatmulOp, buffers: Buffers, split: Split | None = None
+) -> None:
+    """The body of `qkernel.matmul`; with a `split` of the dimensions of y, this core's share."""
+    if split is not None:
+        print_plain_matmul(out, op, buffers, split)
+        return
+    _print(out, matmul_problem(op, buffers))
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """One matmul over C variables: outer loops, then m, n, k (k within `k0` chunks and quantisation blocks)."""
-
-    batch: tuple[_Dim, ...]
-    m: int
-    n: int
-    k: int
-    block: int
-    """Elements of K that share a scale: K itself but for blockwise scales."""
-    a: Linear
-    w: Linear
-    sums: Linear | None
-    parameters: tuple[Linear, ...]
-    """Indices of scale and zero point, over n and the block number `kb`."""
-    weight: Weight
-    a_name: str
-    epilogue: Epilogue
-    targets: tuple[Linear | str, ...]
-    """Where y and the epilogue's operands are; text where a map is not linear, then `dims` are used instead."""
-    dims: tuple[Linear, ...]
-    """The output indices."""
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.k // self.block) if self.k else 0
+def print_dequant_matmul(
+    out: Writer, op: qkernel.DequantMatmulOp, buffers: Buffers, split: Split | None = None
+) -> None:
+    """The body of `qkernel.dequant_matmul`; with a `split` of the dimensions of y, this core's share."""
+    if split is not None:
+        print_plain_matmul(out, op, buffers, split)
+        return
+    _print(out, dequant_matmul_problem(op, buffers))
 
 
-def print_matmul(out: Writer, op: qkernel.MatmulOp, buffers: Buffers) -> None:
-    """The body of `qkernel.matmul`."""
-    a, b = buffers[op.a], buffers[op.b]
-    outer = [
-        Linear() if n == 1 else variable(f"b{d}") for d, n in enumerate(buffers[op.y].shape[:-2])
-    ]
-    m, n, k = variable("m"), variable("n"), variable("k")
-    a_last = (k, m) if op.transpose_a is not None else (m, k)
-    b_last = (n, k) if op.transpose_b is not None else (k, n)
-    problem = _problem(
-        op,
-        a=a.at([*_batch(outer, len(a.shape)), *a_last]),
-        w=b.at([*_batch(outer, len(b.shape)), *b_last]),
-        k=a.shape[-2 if op.transpose_a is not None else -1],
-        block=None,
-        sums=None,
-        parameters=(),
-        weight=Weight(b),
-        dims=[*outer, m, n],
-        buffers=buffers,
-    )
-    _print(out, problem)
-
-
-def print_dequant_matmul(out: Writer, op: qkernel.DequantMatmulOp, buffers: Buffers) -> None:
-    """The body of `qkernel.dequant_matmul`."""
-    a, w = buffers[op.a], buffers[op.w]
-    outer = [
-        Linear() if n == 1 else variable(f"b{d}") for d, n in enumerate(buffers[op.y].shape[:-2])
-    ]
-    m, n, k, kb = variable("m"), variable("n"), variable("k"), variable("kb")
-    transposed = op.transpose_b is not None
-    sums = None
-    if op.row_sum is not None:
-        sums = buffers[op.row_sum].at([*outer, m, *([] if op.block is None else [kb])])
-    if op.block is None:
-        parameters: tuple[Linear, ...] = (n,)
-    else:
-        parameters = (n, kb) if transposed else (kb, n)
-    problem = _problem(
-        op,
-        a=a.at([*outer, m, k]),
-        w=w.at([n, k] if transposed else [k, n]),
-        k=a.shape[-1],
-        block=op.block,
-        sums=sums,
-        parameters=parameters,
-        weight=Weight.of(op, op.row_sum, buffers),
-        dims=[*outer, m, n],
-        buffers=buffers,
-    )
-    _print(out, problem)
-
-
-def _batch(outer: Sequence[Linear], rank: int) -> Sequence[Linear]:
-    """The batch indices of an operand of `rank`: the last ones of the output's."""
-    return outer[len(outer) - (rank - 2) :]
-
-
-def _problem(
-    op: qkernel.MatmulOp | qkernel.DequantMatmulOp,
-    *,
-    a: Linear,
-    w: Linear,
-    k: int,
-    block: int | None,
-    sums: Linear | None,
-    parameters: tuple[Linear, ...],
-    weight: Weight,
-    dims: Sequence[Linear],
-    buffers: Buffers,
-) -> _Problem:
-    shape = buffers[op.y].shape
-    epilogue = Epilogue.of(op, op.y, buffers)
-    targets = epilogue.positions(dims)
-    loops = [_Dim(f"b{d}", x) for d, x in enumerate(shape[:-2]) if x != 1]
-    m = shape[-2]
-    used: list[Linear | str] = [a, w, *([] if sums is None else [sums]), *targets]
-    linear: list[Linear] = [x for x in used if not isinstance(x, str)]
-    # Rows of all batches are rows of one matmul where the weight is the same and every step is.
-    while loops and len(linear) == len(used):
-        inner = loops[-1]
-        steps = [(x.coefficient(inner.name), x.coefficient("m")) for x in linear]
-        if linear[1].coefficient(inner.name) or any(x != y * m for x, y in steps if m != 1):
-            break
-        loops.pop()
-        rename: dict[str, str | None] = {inner.name: "m" if m == 1 else None}
-        linear = [x.renamed(rename) for x in linear]
-        m *= inner.extent
-    if len(linear) == len(used):
-        a, w, *rest = linear
-        sums, targets = (None, rest) if sums is None else (rest[0], rest[1:])
-    return _Problem(
-        tuple(loops), m, shape[-1], k, block or k or 1, a, w, sums, parameters, weight,
-        buffers[op.a].name, epilogue, tuple(targets), tuple(dims),
-    )  # fmt: skip
-
-
-def _print(out: Writer, p: _Problem) -> None:
+def _print(out: Writer, p: MatmulProblem) -> None:
     if p.m == 0 or p.n == 0 or any(d.extent == 0 for d in p.batch):
         return
     dots = p.w.coefficient("k") == 1 and p.a.coefficient("k") == 1
@@ -194,7 +84,7 @@ class _Form(ABC):
         """Rows of K that are taken at a time."""
         return max(1, self.p.k)
 
-    def __init__(self, out: Writer, p: _Problem):
+    def __init__(self, out: Writer, p: MatmulProblem):
         self.out = out
         self.p = p
         self.blockwise = p.blocks > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
 
@@ -38,6 +38,14 @@ class Writer:
         self.line(tail)
 
     @contextmanager
+    def otherwise(self) -> Generator[None]:
+        """`else { ... }`, right after a `block` that is an `if`."""
+        closed = self._lines.pop()
+        assert closed.strip() == "}", "else follows an if"
+        with self.block("} else"):
+            yield
+
+    @contextmanager
     def loop(
         self, variable: str, extent: int | str, start: int | str = 0, step: int = 1
     ) -> Generator[None]:
@@ -62,6 +70,21 @@ class Writer:
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
+
+
+def call_lines(function: str, arguments: Sequence[str]) -> list[str]:
+    """A call as a statement, over several lines where one is too short."""
+    text = f"{function}({', '.join(arguments)});"
+    if len(text) <= 106:
+        return [text]
+    lines = [f"{function}("]
+    for i, argument in enumerate(arguments):
+        end = "," if i + 1 < len(arguments) else ");"
+        if len(lines) > 1 and len(lines[-1]) + len(argument) < 100:
+            lines[-1] += f" {argument}{end}"
+        else:
+            lines.append(f"    {argument}{end}")
+    return lines
 
 
 def comment_text(text: str) -> str:

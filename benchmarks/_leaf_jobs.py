@@ -1,0 +1,318 @@
+"""The contestants of the kernel benchmark on operands in L1: generated leaf kernels, and the same matmul in C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from _cluster_programs import Array, Job, Memory
+from xdsl.dialects import func
+from xdsl.dialects.builtin import MemRefType, StringAttr
+from xdsl.parser import Parser
+
+from qfold.backend.c.layout import Buffer, c_type
+from qfold.backend.riscv import GeneratedKernel, generate
+from qfold.dialects.contraction import int_array
+from qfold.dialects.qkernel import PANEL
+from qfold.targets import Target
+from qfold.tools.driver import make_context
+from qfold.transforms.qmm_split_work import split_of
+
+Floats = npt.NDArray[np.float32]
+PANELS_AT_ONCE = 4
+"""Panels of a weight that is packed piece by piece."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """y = scale * (a @ (w - zero)) + bias, f32 by int8; the same a and bias with an f32 weight of its own."""
+
+    m: int
+    k: int
+    n: int
+    a: Floats
+    w: npt.NDArray[np.int8]
+    zero: npt.NDArray[np.int8]
+    scale: Floats
+    bias: Floats
+    floats: Floats
+
+    @staticmethod
+    def random(m: int, k: int, n: int) -> Problem:
+        source = np.random.default_rng([m, k, n])
+        return Problem(
+            m,
+            k,
+            n,
+            source.standard_normal((m, k)).astype(np.float32),
+            source.integers(-128, 128, (k, n)).astype(np.int8),
+            source.integers(-8, 9, n).astype(np.int8),
+            source.uniform(0.005, 0.02, n).astype(np.float32),
+            source.standard_normal(n).astype(np.float32),
+            source.standard_normal((k, n)).astype(np.float32),
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.k}x{self.n}"
+
+    @property
+    def macs(self) -> int:
+        return self.m * self.n * self.k
+
+    def expected(self, *, int8: bool) -> npt.NDArray[np.float64]:
+        a = self.a.astype(np.float64)
+        if not int8:
+            return a @ self.floats.astype(np.float64) + self.bias
+        w = self.w.astype(np.float64) - self.zero
+        return self.scale * (a @ w) + self.bias
+
+    def tolerance(self, *, int8: bool) -> npt.NDArray[np.float64]:
+        """What K additions in f32 may be off by, and twice that for the correction of a hoisted zero point."""
+        a = np.abs(self.a.astype(np.float64))
+        w = np.abs(self.floats.astype(np.float64)) if not int8 else np.abs(self.w.astype(np.float64)) + np.abs(self.zero)
+        sums = a @ w
+        return (2 * self.k + 4) * 2.0**-24 * (sums * (self.scale if int8 else 1.0) + np.abs(self.bias))
+
+
+@dataclass
+class LeafSet:
+    """Generated leaf kernels of one program."""
+
+    target: Target
+    definitions: list[str] = field(default_factory=list[str])
+    assembly: list[str] = field(default_factory=list[str])
+    kernels: dict[str, GeneratedKernel] = field(default_factory=dict[str, GeneratedKernel])
+
+    def add(self, symbol: str, kernel: str, arguments: Sequence[str], op: str) -> GeneratedKernel:
+        """
+        A leaf function that holds one op. `arguments`: `%name: type` each, outputs last; the C function takes them in this order.
+        """
+        text = f"func.func @{symbol}({', '.join(arguments)}) {{\n{op}\nfunc.return\n}}"
+        module = Parser(make_context(), text).parse_module()
+        module.verify()
+        (function,) = (o for o in module.walk() if isinstance(o, func.FuncOp))
+        function.attributes["qmm.kernel"] = StringAttr(kernel)
+        ops = [o for o in function.body.block.ops if not isinstance(o, func.ReturnOp)]
+        function.attributes["qmm.split"] = int_array(split_of(ops, self.target.cores))
+        buffers: list[Buffer] = []
+        for argument in function.body.block.args:
+            assert isinstance(argument.type, MemRefType) and argument.name_hint is not None
+            # Drivers have variables of their own.
+            buffers.append(Buffer(f"the_{argument.name_hint}", argument.type))
+        named = dict(zip(function.body.block.args, buffers, strict=True))
+        made = generate(function, symbol, self.target, named)
+        *inputs, written = buffers
+        parameters = [f"const {c_type(b.element)} *{b.name}" for b in inputs]
+        parameters.append(f"{c_type(written.element)} *{written.name}")
+        self.definitions += [f"{p};" for p in made.prototypes]
+        self.definitions.append(f"static void {symbol}({', '.join(parameters)}) {{")
+        self.definitions += [*made.driver, "}"]
+        self.assembly.append(made.assembly)
+        self.kernels[symbol] = made
+        return made
+
+
+_BIAS = """ {
+^bb0(%acc: f32, %e: f32):
+  %sum = arith.addf %acc, %e : f32
+  qmm.yield %sum : f32
+}"""
+_MAP = "maps [affine_map<(d0, d1) -> (d1)>]"
+
+
+def _memref(*shape: int, element: str = "f32", layout: str = "") -> str:
+    dims = "".join(f"{d}x" for d in shape)
+    return f"memref<{dims}{element}, {f'{layout}, ' if layout else ''}1 : i64>"
+
+
+def _pack(leaves: LeafSet, symbol: str, k: int, n: int, *, int8: bool) -> GeneratedKernel:
+    w = _memref(k, n, element="i8" if int8 else "f32")
+    z = _memref(n, element="i8")
+    p = _memref(-(-n // PANEL), k, PANEL)
+    if int8:
+        op = f"qkernel.pack %w zero_point(%z) outs(%p) : ({w}, {z}, {p}) -> ()"
+        return leaves.add(symbol, "riscv.pack", [f"%w: {w}", f"%z: {z}", f"%p: {p}"], op)
+    op = f"qkernel.pack %w outs(%p) : ({w}, {p}) -> ()"
+    return leaves.add(symbol, "riscv.pack", [f"%w: {w}", f"%p: {p}"], op)
+
+
+def _packed_matmul(
+    leaves: LeafSet, symbol: str, m: int, n: int, k: int, *, int8: bool, row: int = 0
+) -> GeneratedKernel:
+    """`row`: from one row of y to the next, where that is not n."""
+    a, p, s, b = _memref(m, k), _memref(-(-n // PANEL), k, PANEL), _memref(n), _memref(n)
+    y = _memref(m, n, layout=f"strided<[{row}, 1]>" if row else "")
+    arguments = [f"%a: {a}", f"%p: {p}", *([f"%s: {s}"] if int8 else []), f"%b: {b}", f"%y: {y}"]
+    types = ", ".join([a, p, *([s] if int8 else []), b, y])
+    scale = "scale(%s) " if int8 else ""
+    op = f"qkernel.packed_matmul %a, %p {scale}epilogue(%b) outs(%y) {_MAP} : ({types}) -> (){_BIAS}"
+    return leaves.add(symbol, "riscv.packed_matmul", arguments, op)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Jobs that compute the same, one program."""
+
+    problem: Problem
+    memory: Memory
+    jobs: tuple[Job, ...]
+    int8: bool
+    """Which weight they read."""
+    leaves: LeafSet
+
+    @property
+    def definitions(self) -> str:
+        return "\n".join(self.leaves.definitions)
+
+    @property
+    def assembly(self) -> str:
+        return "\n".join(self.leaves.assembly)
+
+
+_POINTERS = {
+    "a": "(const float *)AT_a",
+    "w": "(const int8_t *)AT_w",
+    "f": "(const float *)AT_w",
+    "z": "(const int8_t *)AT_z",
+    "s": "(const float *)AT_s",
+    "b": "(const float *)AT_b",
+    "r": "(float *)AT_r",
+    "p": "(float *)AT_p",
+    "y": "(float *)AT_y",
+}
+
+
+def call(symbol: str, *names: str) -> str:
+    """A call with operands in L1; `+ offset` may follow a name."""
+    arguments: list[str] = []
+    for name in names:
+        base, plus, rest = name.partition(" ")
+        arguments.append(f"{_POINTERS[base]}{f' {rest}' if plus else ''}")
+    return f"{symbol}({', '.join(arguments)});"
+
+
+def _facts(kernel: GeneratedKernel, name: str) -> float:
+    value = kernel.facts[name]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def in_c(problem: Problem, *, int8: bool) -> list[Job]:
+    """The peer's scheme, and plain C."""
+    kind = "int8" if int8 else "f32"
+    weight = ["w", "s", "z"] if int8 else ["f"]
+    sizes = f"{problem.m}, {problem.n}, {problem.k}, "
+    jobs: list[Job] = []
+    for scheme, label in (("peer", "peer 1x7, C"), ("plain", "plain C")):
+        text = call(f"{scheme}_{kind}", "a", *weight, "b", "y").replace("(", f"({sizes}", 1)
+        jobs.append(Job(f"{label}, {kind}", ("BEGIN();", text)))
+    return jobs
+
+
+def packed(problem: Problem, target: Target, *, int8: bool) -> Contest:
+    """The whole weight packed at once."""
+    m, k, n = problem.m, problem.k, problem.n
+    kind = "int8" if int8 else "f32"
+    leaves = LeafSet(target)
+    pack = _pack(leaves, f"pack_{kind}", k, n, int8=int8)
+    product = _packed_matmul(leaves, f"matmul_{kind}", m, n, k, int8=int8)
+    ours = Job(
+        f"ours, {kind}{' exact' if int8 else ''}",
+        (
+            "BEGIN();",
+            call(f"pack_{kind}", *(["w", "z"] if int8 else ["f"]), "p"),
+            "qf_barrier();",
+            "BEGIN();",
+            call(f"matmul_{kind}", "a", "p", *(["s"] if int8 else []), "b", "y"),
+        ),
+        _facts(pack, "instructions_per_weight") * k * n
+        + _facts(product, "instructions_per_mac") * problem.macs,
+    )
+    panels = -(-n // PANEL)
+    memory = _memory(problem, problem.w if int8 else problem.floats, panels)
+    jobs = (*in_c(problem, int8=int8), ours)
+    return Contest(problem, memory, jobs, int8, leaves)
+
+
+def plain(problem: Problem, target: Target) -> Contest:
+    """C only, int8."""
+    jobs = tuple(in_c(problem, int8=True))
+    return Contest(problem, _memory(problem, problem.w, 0), jobs, True, LeafSet(target))
+
+
+def by_panels(problem: Problem, target: Target) -> Contest:
+    """Ours on a weight that comes in pieces of `PANELS_AT_ONCE` panels, as DMA would bring them: each is packed and used up."""
+    m, k, n = problem.m, problem.k, problem.n
+    columns = PANELS_AT_ONCE * PANEL
+    if n % columns:
+        raise ValueError(f"{n} columns are no multiple of {columns}")
+    leaves = LeafSet(target)
+    pack = _pack(leaves, "pack_piece", k, columns, int8=True)
+    product = _packed_matmul(leaves, "matmul_piece", m, columns, k, int8=True, row=n)
+    ours = Job(
+        "ours, int8 exact",
+        (
+            f"for (ptrdiff_t n = 0; n < {n}; n += {columns}) {{",
+            "BEGIN();",
+            call("pack_piece", f"w + n * {k}", "z + n", "p"),
+            "qf_barrier();",
+            "BEGIN();",
+            call("matmul_piece", "a", "p", "s + n", "b + n", "y + n"),
+            "qf_barrier();",
+            "}",
+        ),
+        _facts(pack, "instructions_per_weight") * k * n
+        + _facts(product, "instructions_per_mac") * problem.macs,
+    )
+    pieces = problem.w.reshape(k, -1, columns).transpose(1, 0, 2)
+    memory = _memory(problem, np.ascontiguousarray(pieces), PANELS_AT_ONCE)
+    return Contest(problem, memory, (ours,), True, leaves)
+
+
+def few_rows(problem: Problem, target: Target) -> Contest:
+    """Each weight converted in registers: for up to four rows."""
+    m, k, n = problem.m, problem.k, problem.n
+    leaves = LeafSet(target)
+    a, w, y = _memref(m, k), _memref(k, n, element="i8"), _memref(m, n)
+    s, z, r = _memref(n), _memref(n, element="i8"), _memref(m)
+    op = f"qkernel.row_sum %a outs(%r) : ({a}, {r}) -> ()"
+    sums = leaves.add("row_sum", "riscv.row_sum", [f"%a: {a}", f"%r: {r}"], op)
+    op = (
+        f"qkernel.dequant_matmul %a, %w, %s zero_point(%z) row_sum(%r) epilogue(%b) outs(%y) {_MAP} {{hoisted}}"
+        f" : ({a}, {w}, {s}, {z}, {r}, {s}, {y}) -> (){_BIAS}"
+    )
+    arguments = [f"%a: {a}", f"%w: {w}", f"%s: {s}", f"%z: {z}", f"%r: {r}", f"%b: {s}", f"%y: {y}"]
+    product = leaves.add("dequant", "riscv.dequant_matmul", arguments, op)
+    ours = Job(
+        "ours, int8 exact",
+        (
+            "BEGIN();",
+            call("row_sum", "a", "r"),
+            "qf_barrier();",
+            "BEGIN();",
+            call("dequant", "a", "w", "s", "z", "r", "b", "y"),
+        ),
+        _facts(product, "instructions_per_mac") * problem.macs,
+    )
+    del sums
+    memory = _memory(problem, problem.w, 0)
+    return Contest(problem, memory, (*in_c(problem, int8=True), ours), True, leaves)
+
+
+def _memory(problem: Problem, w: Array, panels: int) -> Memory:
+    """`panels`: of the buffer for the packed weight."""
+    return Memory(
+        {
+            "a": problem.a,
+            "w": w,
+            "z": problem.zero,
+            "s": problem.scale,
+            "b": problem.bias,
+            "r": problem.m * 4,
+            "p": panels * problem.k * PANEL * 4,
+            "y": problem.m * problem.n * 4,
+        }
+    )

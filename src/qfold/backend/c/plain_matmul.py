@@ -1,0 +1,152 @@
+"""`c.matmul` and `c.dequant_matmul` on a cluster: blocks of 4 x 2 or 2 x 4 outputs, the core's share of rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from qfold.backend.c.contraction import Buffers
+from qfold.backend.c.layout import Linear
+from qfold.backend.c.matmul_problem import MatmulProblem, dequant_matmul_problem, matmul_problem
+from qfold.backend.c.plain import as_table, blocks, case, declare, is_alone, moved, sums
+from qfold.backend.c.share import BadSplit, Split, byte_safe, shares
+from qfold.backend.c.text import Writer
+from qfold.dialects import qkernel
+
+_ROWS = 4
+"""Rows of a block: each weight is converted once for all of them."""
+_COLUMNS = 2
+_COLUMNS_OF_FEW = 4
+"""Columns of a block of less than three rows."""
+
+
+def print_plain_matmul(
+    out: Writer, op: qkernel.MatmulOp | qkernel.DequantMatmulOp, buffers: Buffers, split: Split
+) -> None:
+    """The body of `qkernel.matmul` or `qkernel.dequant_matmul`: this core's share. `split` is over the dimensions of y.
+
+    `BadSplit` where it has another length.
+    """
+    y = buffers[op.y]
+    split = byte_safe(split, y)
+    if len(split.parts) != len(y.shape):
+        raise BadSplit(f"{len(y.shape)} dimensions of y are split as {list(split.parts)}")
+    if 0 in y.shape:
+        return
+    if isinstance(op, qkernel.MatmulOp):
+        problem = matmul_problem(op, buffers, split)
+    else:
+        problem = dequant_matmul_problem(op, buffers, split)
+    BlockPrinter(out, problem).print()
+
+
+class BlockPrinter:
+    """Prints a matmul by blocks of `rows` x `columns` outputs."""
+
+    def __init__(self, out: Writer, p: MatmulProblem):
+        self.out = out
+        self.p = p
+        m_parts, n_parts = p.parts[-2:]
+        # No block so large that a core would go without.
+        self.rows = min(_ROWS, max(1, p.m // m_parts))
+        columns = _COLUMNS if self.rows > 2 else _COLUMNS_OF_FEW
+        self.columns = min(columns, max(1, p.n // n_parts))
+        self._gone: set[str] = set()
+        """Variables of loops of one iteration, which are not printed."""
+
+    def print(self) -> None:
+        out, p = self.out, self.p
+        extents = [*(d.extent for d in p.batch), p.m, p.n]
+        units = [1] * len(p.batch) + [self.rows, self.columns]
+        with shares(out, Split(p.parts), extents, units) as ranges, ExitStack() as stack:
+            self._gone = {v for v, r in zip("mn", ranges[-2:], strict=True) if is_alone(r)}
+            for dim, range_ in zip(p.batch, ranges, strict=False):
+                stack.enter_context(out.loop(dim.name, range_.last, range_.first))
+            heights = stack.enter_context(blocks(out, "m", ranges[-2], self.rows, p.m))
+            for i in range(len(heights)):
+                with (
+                    case(out, "m", heights, i, p.m) as height,
+                    blocks(out, "n", ranges[-1], self.columns, p.n) as widths,
+                ):
+                    for j in range(len(widths)):
+                        with case(out, "n", widths, j, p.n) as width:
+                            self._block(height, width)
+
+    def _block(self, height: int, width: int) -> None:
+        """`height` rows from m on and `width` columns from n on."""
+        out, p = self.out, self.p
+        names = sums(height, width)
+        blockwise = p.blocks > 1
+        if blockwise:
+            self._blockwise(height, width)
+        else:
+            declare(out, names)
+            self._accumulate(height, width, "0", str(p.k))
+            out.line(f"const float sum[{height}][{width}] = {as_table(names)};")
+        with out.loop("r", height), out.loop("c", width):
+            value = "sum[r][c]"
+            if not blockwise:
+                value = self._scaled(value, "0")
+            out.line(f"const float acc = {value};")
+            linear = [self._at_output(x) for x in p.targets if isinstance(x, Linear)]
+            if len(linear) != len(p.targets):
+                dims = [self._at_output(x) for x in p.dims]
+                p.epilogue.print(out, "acc", p.epilogue.positions(dims))
+            else:
+                p.epilogue.print(out, "acc", linear)
+
+    def _blockwise(self, height: int, width: int) -> None:
+        """A sum for each block of K, scaled, then added up."""
+        out, p = self.out, self.p
+        names = sums(height, width)
+        out.line(f"float sum[{height}][{width}] = {{{{0.0f}}}};")
+        with out.loop("kb", p.blocks):
+            out.line(f"const ptrdiff_t first = kb * {p.block};")
+            last = f"first + {p.block}"
+            if p.k % p.block:
+                last = f"{last} < {p.k} ? {last} : {p.k}"
+            out.line(f"const ptrdiff_t last = {last};")
+            declare(out, names)
+            self._accumulate(height, width, "first", "last")
+            with out.block(""):
+                out.line(f"const float partial[{height}][{width}] = {as_table(names)};")
+                with out.loop("r", height), out.loop("c", width):
+                    out.line(f"sum[r][c] += {self._scaled('partial[r][c]', 'kb')};")
+
+    def _accumulate(self, height: int, width: int, first: str, last: str) -> None:
+        """Add the products of elements `first` to `last` of K."""
+        out, p = self.out, self.p
+        block = "kb" if p.blocks > 1 else "0"
+        names = sums(height, width)
+        with out.loop("k", last, first):
+            for r in range(height):
+                out.line(f"const float a{r} = {p.a_name}[{self.at(p.a, m=r).text()}];")
+            for c in range(width):
+                out.line(f"const float w{c} = {self.element(c, block)};")
+            for r in range(height):
+                for c in range(width):
+                    out.line(f"{names[r][c]} = qf_madd(a{r}, w{c}, {names[r][c]});")
+
+    def element(self, c: int, block: str) -> str:
+        """The weight of column c of the block, as a float."""
+        parameters = [self.at(x, n=c) for x in self._parameters(block)]
+        return self.p.weight.element(self.at(self.p.w, n=c), parameters)
+
+    def _parameters(self, block: str) -> Sequence[Linear]:
+        """Where scale and zero point of column n are."""
+        return [x.renamed({"kb": block}) for x in self.p.parameters]
+
+    def _scaled(self, raw: str, block: str) -> str:
+        """A sum times its scale, the zero point corrected; at row r and column c of the block."""
+        p = self.p
+        at_sum = None if p.sums is None else self._at_output(p.sums.renamed({"kb": block}))
+        return p.weight.scaled(raw, [self._at_output(x) for x in self._parameters(block)], at_sum)
+
+    def at(self, x: Linear, **steps: int) -> Linear:
+        """`x` that many rows or columns on."""
+        return moved(x, steps).renamed(dict.fromkeys(self._gone))
+
+    def _at_output(self, x: Linear) -> Linear:
+        """`x` at row r and column c of the block."""
+        names = {"m": "r", "n": "c"}
+        return x.renamed({v: c if v in self._gone else f"({v} + {c})" for v, c in names.items()})

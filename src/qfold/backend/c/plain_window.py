@@ -1,0 +1,286 @@
+"""Convolutions and window sums on a cluster: blocks of channels x pixels in registers, the core's share of the output.
+
+Which rows of the kernel fall inside x is decided once per output row. Which columns do is known for every output where a core
+does whole rows: the few at the edges have code of their own. Elsewhere, blocks of pixels whose windows are all inside have no
+check. Of each tap, a block loads one weight per channel and one element of x per pixel.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from qfold.backend.c.contraction import Epilogue
+from qfold.backend.c.layout import Buffer, Linear
+from qfold.backend.c.plain import as_table, declare, moved, sums
+from qfold.backend.c.share import Range, Split, shares
+from qfold.backend.c.text import Writer
+from qfold.backend.c.window import Axis, Windowed
+
+_CHANNELS = 4
+_PIXELS = 3
+_PIXELS_OF_FEW = 4
+"""Most pixels of a block of less than three channels."""
+_EDGES = 4
+"""Most outputs of a row whose windows are not all inside that get code of their own."""
+
+
+def print_plain_window(out: Writer, problem: Windowed, parts: tuple[int, int, int, int]) -> None:
+    """The nest of a convolution or window sum; `parts` of images, output channels (of all groups), rows and columns."""
+    _Printer(out, problem, parts).print()
+
+
+class _Printer:
+    def __init__(self, out: Writer, problem: Windowed, parts: tuple[int, int, int, int]):
+        self.out = out
+        self.problem = problem
+        self.window = w = problem.window
+        self.parts = parts
+        # No block so large that a core would go without.
+        per_core = max(1, w.groups * w.outputs // parts[1])
+        self.channels = min(_CHANNELS, w.outputs, per_core)
+        first, end = _interior(w.columns)
+        self.interior = (first, end)
+        self.pixels = _block_of(self.channels, -(-(end - first) // parts[3]))
+        extents = {"n": w.images, "g": w.groups, "c": w.channels, "oy": w.rows.output}
+        extents |= {"ky": w.rows.kernel, "kx": w.columns.kernel}
+        rows = w.rows
+        self._no_row = (rows.size, rows.kernel, rows.output, rows.pad) == (1, 1, 1, 0)
+        self._gone = {name for name, extent in extents.items() if extent == 1}
+        if self._no_row:
+            self._gone.add("iy")
+        if w.outputs == self.channels:
+            self._gone.add("o")
+        self._ox: int | None = None
+        """The place of the block in its row, where that is no variable."""
+
+    def print(self) -> None:
+        out, w = self.out, self.window
+        units = -(-w.outputs // self.channels)
+        extents = [w.images, w.groups * units, w.rows.output, w.columns.output]
+        with shares(out, Split(self.parts), extents) as ranges, ExitStack() as stack:
+            images, channels, rows, columns = ranges
+            self._loop(stack, "n", images)
+            self._channel_loop(stack, channels, units)
+            tail = w.outputs % self.channels
+            sizes = [self.channels] if w.outputs >= self.channels else []
+            for size in [*sizes, *([tail] if tail else [])]:
+                with ExitStack() as inner:
+                    if tail and units > 1:
+                        whole = f"if (o + {self.channels} <= {w.outputs})"
+                        branch = out.block(whole) if size != tail else out.otherwise()
+                        inner.enter_context(branch)
+                    self._loop(inner, "oy", rows)
+                    self._row_of_window()
+                    self._pixels(size, columns)
+
+    def _loop(self, stack: ExitStack, name: str, range_: Range) -> None:
+        if name not in self._gone:
+            stack.enter_context(self.out.loop(name, range_.last, range_.first))
+
+    def _channel_loop(self, stack: ExitStack, range_: Range, units: int) -> None:
+        """Over the blocks of channels of all groups: sets g, and o to the first channel of the block in its group."""
+        out = self.out
+        if units == 1:
+            self._loop(stack, "g", range_)
+            return
+        if "g" in self._gone:
+            last = str(self.window.outputs)
+            if not range_.is_whole:
+                last = range_.times(self.channels).last
+            first = range_.times(self.channels).first
+            stack.enter_context(out.loop("o", last, first, self.channels))
+            return
+        stack.enter_context(out.loop("u", range_.last, range_.first))
+        out.line(f"const ptrdiff_t g = u / {units};")
+        factor = f" * {self.channels}" if self.channels > 1 else ""
+        out.line(f"const ptrdiff_t o = u % {units}{factor};")
+
+    def _row_of_window(self) -> None:
+        """ky0 to ky1: the rows of the kernel that fall inside x."""
+        rows = self.window.rows
+        if rows.clipped:
+            self._clip("ky", "oy", rows)
+
+    def _clip(self, tap: str, output: str, axis: Axis) -> None:
+        """`tap`0 to `tap`1: the taps that fall inside x for this output."""
+        out = self.out
+        origin = Linear({output: axis.stride}, -axis.pad).renamed(dict.fromkeys(self._gone))
+        out.line(f"const ptrdiff_t {tap}_at = {origin.text()};")
+        low, high = f"-{tap}_at", f"{axis.size} - {tap}_at"
+        if axis.dilation > 1:
+            low = f"({low} + {axis.dilation - 1}) / {axis.dilation}"
+            high = f"({high} + {axis.dilation - 1}) / {axis.dilation}"
+        out.line(f"const ptrdiff_t {tap}0 = {tap}_at < 0 ? {low} : 0;")
+        # A window that begins beyond x sees nothing of it.
+        reach = f"{tap}_at >= {axis.size} ? 0 : " if _may_pass(axis) else ""
+        span = (axis.kernel - 1) * axis.dilation
+        out.line(
+            f"const ptrdiff_t {tap}1 = {reach}{tap}_at + {span} < {axis.size} ? {axis.kernel} : {high};"
+        )
+
+    def _pixels(self, size: int, range_: Range) -> None:
+        """All outputs of a row: blocks where the window is inside, one by one at the edges."""
+        columns = self.window.columns
+        first, end = self.interior
+        if range_.is_whole and columns.output - (end - first) <= _EDGES:
+            self._known_pixels(size)
+            return
+        out, pixels = self.out, self.pixels
+        with out.block(f"for (ptrdiff_t ox = {range_.first}; ox < {range_.last};)"):
+            if pixels == 1:
+                self._clipped_pixel(size)
+                return
+            limits = [f"ox >= {first}"] if first else []
+            limits.append(f"ox + {pixels} <= {end}")
+            if not range_.is_whole:
+                limits.append(f"ox + {pixels} <= {range_.last}")
+            with out.block(f"if ({' && '.join(limits)})"):
+                self._block(size, pixels)
+                out.line(f"ox += {pixels};")
+            with out.otherwise():
+                self._clipped_pixel(size)
+
+    def _clipped_pixel(self, size: int) -> None:
+        if self.window.columns.clipped:
+            self._clip("kx", "ox", self.window.columns)
+            self._block(size, 1, taps=("kx0", "kx1"))
+        else:
+            self._block(size, 1)
+        self.out.line("ox++;")
+
+    def _known_pixels(self, size: int) -> None:
+        """A whole row: its left edge, blocks, what is left of them, its right edge."""
+        out, columns, pixels = self.out, self.window.columns, self.pixels
+        first, end = self.interior
+        blocks = (end - first) // pixels
+        rest = first + blocks * pixels
+        fixed = [(ox, 1) for ox in range(first)]
+        if blocks == 1:
+            fixed.append((first, pixels))
+        for ox, width in fixed:
+            self._fixed_block(size, width, ox)
+        if blocks > 1:
+            with out.loop("ox", rest, first, pixels):
+                self._block(size, pixels)
+        fixed = [(rest, end - rest)] if rest < end else []
+        for ox, width in [*fixed, *((ox, 1) for ox in range(end, columns.output))]:
+            self._fixed_block(size, width, ox)
+
+    def _fixed_block(self, size: int, pixels: int, ox: int) -> None:
+        """A block at a place that is known, with the taps that are inside there."""
+        columns = self.window.columns
+        inside = [
+            t
+            for t in range(columns.kernel)
+            if columns.inside(t)[0] <= ox and ox + pixels <= columns.inside(t)[1]
+        ]
+        first, last = (inside[0], inside[-1] + 1) if inside else (0, 0)
+        whole = (first, last) == (0, columns.kernel)
+        self._ox = ox
+        with self.out.block(""):
+            self._block(size, pixels, taps=None if whole else (str(first), str(last)))
+        self._ox = None
+
+    def _block(self, size: int, pixels: int, taps: tuple[str, str] | None = None) -> None:
+        """The outputs of `size` channels and `pixels` pixels from o and ox on; `taps`: of a row of the kernel, all if None."""
+        out, w, p = self.out, self.window, self.problem
+        names = sums(size, pixels)
+        declare(out, names)
+        rows = ("ky0", "ky1") if w.rows.clipped else None
+        with ExitStack() as stack:
+            self._loop(stack, "c", Range.whole(w.channels))
+            for name, axis, bounds in (("ky", w.rows, rows), ("kx", w.columns, taps)):
+                if bounds is not None:
+                    # A loop even over one tap, which may be outside.
+                    stack.enter_context(out.loop(name, bounds[1], bounds[0]))
+                elif axis.kernel > 1:
+                    stack.enter_context(out.loop(name, axis.kernel))
+                if name == "ky" and not self._no_row and w.x.coefficient("iy"):
+                    iy = Linear({"oy": axis.stride, "ky": axis.dilation}, -axis.pad)
+                    out.line(f"const ptrdiff_t iy = {self._at(iy).text()};")
+            for r in range(size) if p.weight is not None else ():
+                parameter = self._at(p.channel, o=r)
+                assert p.weight is not None
+                value = p.weight.element(self._at(p.at_w, o=r), [parameter])
+                out.line(f"const float w{r} = {value};")
+            ix = Linear({"ox": w.columns.stride, "kx": w.columns.dilation}, -w.columns.pad)
+            for i in range(pixels):
+                step = w.x.coefficient("ix")
+                rest = Linear({n: c for n, c in w.x.terms.items() if n != "ix"}, w.x.constant)
+                at = self._at(rest + moved(ix, {"ox": i}).scaled(step))
+                out.line(f"const float v{i} = {w.source.name}[{at.text()}];")
+            for r in range(size):
+                for i in range(pixels):
+                    s = names[r][i]
+                    if p.weight is None:
+                        out.line(f"{s} += v{i};")
+                    else:
+                        out.line(f"{s} = qf_madd(w{r}, v{i}, {s});")
+        self._store(names)
+
+    def _store(self, names: list[list[str]]) -> None:
+        out, p = self.out, self.problem
+        size, pixels = len(names), len(names[0])
+        if p.weight is None:
+            assert isinstance(p.epilogue, Buffer)
+            target = p.targets[0]
+            assert isinstance(target, Linear)
+            for i, name in enumerate(names[0]):
+                out.line(p.epilogue.store(self._at(target, ox=i), name))
+            return
+        assert isinstance(p.epilogue, Epilogue)
+        out.line(f"const float sum[{size}][{pixels}] = {as_table(names)};")
+        with out.loop("r", size), out.loop("i", pixels):
+            at_sum = None if p.sums is None else self._at_output(p.sums)
+            value = p.weight.scaled("sum[r][i]", [self._at_output(p.channel)], at_sum)
+            out.line(f"const float acc = {value};")
+            linear = [self._at_output(x) for x in p.targets if isinstance(x, Linear)]
+            if len(linear) != len(p.targets):
+                dims = [self._at_output(x) for x in p.dims]
+                p.epilogue.print(out, "acc", p.epilogue.positions(dims))
+            else:
+                p.epilogue.print(out, "acc", linear)
+
+    def _at(self, x: Linear, **steps: int) -> Linear:
+        """`x` that many channels or pixels on."""
+        return self._placed(moved(x, steps)).renamed(dict.fromkeys(self._gone))
+
+    def _at_output(self, x: Linear) -> Linear:
+        """`x` at channel r and pixel i of the block."""
+        names: dict[str, str | None] = dict.fromkeys(self._gone)
+        names["o"] = "r" if "o" in names else "(o + r)"
+        names["ox"] = "(ox + i)" if self._ox is None else "i"
+        if self._ox is not None:
+            x = moved(x, {"ox": self._ox})
+        return x.renamed(names)
+
+    def _placed(self, x: Linear) -> Linear:
+        """`x` at the place where the block is, if that is known."""
+        if self._ox is None:
+            return x
+        return moved(x, {"ox": self._ox}).renamed({"ox": None})
+
+
+def _block_of(channels: int, pixels: int) -> int:
+    """How many pixels a block has, for rows of so many pixels: what takes the least instructions for each tap of the kernel.
+
+    A block loads and converts a weight per channel, loads an element per pixel, and multiplies each with each; a loop costs two.
+    """
+
+    def cost(width: int) -> int:
+        return 2 * channels + width + channels * width + 2 if width else 0
+
+    most = min(_PIXELS if channels > 2 else _PIXELS_OF_FEW, max(1, pixels))
+    return min(range(most, 0, -1), key=lambda n: pixels // n * cost(n) + cost(pixels % n))
+
+
+def _interior(axis: Axis) -> tuple[int, int]:
+    """The outputs [first, end) whose windows are inside x."""
+    ranges = [axis.inside(t) for t in range(axis.kernel)]
+    first = max(a for a, _ in ranges)
+    return first, max(first, min(b for _, b in ranges))
+
+
+def _may_pass(axis: Axis) -> bool:
+    """Whether a window may begin beyond the end of x: at the last output, with more pads than the kernel is long."""
+    return (axis.output - 1) * axis.stride - axis.pad >= axis.size

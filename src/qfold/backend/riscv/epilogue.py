@@ -1,0 +1,309 @@
+"""From accumulators to stored elements: scale, correction for zero points, and the ops of the epilogue region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import copysign, isnan
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import FloatAttr
+from xdsl.dialects.riscv import ops as riscv
+from xdsl.dialects.riscv.registers import FloatRegisterType
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from qfold.backend.riscv.builder import FunctionBuilder
+from qfold.backend.riscv.generated import CannotGenerate
+from qfold.backend.riscv.streams import Stream, StreamPointers
+from qfold.dialects import riscv_zfinx as zfinx
+from qfold.dialects.contraction import EpilogueOperation
+from qfold.dialects.riscv_pulp import alu
+
+COMPUTED = (
+    arith.AddfOp,
+    arith.MulfOp,
+    arith.MaximumfOp,
+    arith.MinimumfOp,
+    arith.MaxnumfOp,
+    arith.MinnumfOp,
+)
+"""Ops of a region that there is code for, besides constants and the yield."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to an accumulator before it is stored."""
+
+    y: Stream
+    scale: Stream | None = None
+    zero_point: Stream | None = None
+    row_sum: Stream | None = None
+    operands: tuple[Stream, ...] = ()
+    region: Block | None = None
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        found = (self.y, self.scale, self.zero_point, self.row_sum, *self.operands)
+        return tuple(s for s in found if s is not None)
+
+    @property
+    def fused_addend(self) -> Stream | None:
+        """The operand that is added to the scaled accumulator by the multiply-add that scales it: the region starts with that
+        addition, and neither of the two is read again."""
+        block = self.region
+        if self.scale is None or block is None:
+            return None
+        addition = self.first_op
+        if not isinstance(addition, arith.AddfOp):
+            return None
+        left, right = addition.lhs, addition.rhs
+        accumulator = block.args[0]
+        other = right if left is accumulator else left
+        if accumulator not in (left, right) or not isinstance(other, BlockArgument):
+            return None
+        if other is accumulator or not (_read_once(accumulator) and _read_once(other)):
+            return None
+        return self.operands[other.index - 1]
+
+    @property
+    def first_op(self) -> Operation | None:
+        """The first op of the region that computes."""
+        block = self.region
+        assert block is not None
+        return next((o for o in block.ops if not isinstance(o, arith.ConstantOp)), None)
+
+    @property
+    def computed(self) -> tuple[Operation, ...]:
+        """The ops of the region that are left when the first may be part of the scaling."""
+        if self.region is None:
+            return ()
+        ops = [o for o in self.region.ops if isinstance(o, COMPUTED)]
+        return tuple(ops[1:] if self.fused_addend is not None else ops)
+
+
+def _read_once(value: SSAValue) -> bool:
+    return value.uses.get_length() == 1
+
+
+def check_region(op: EpilogueOperation) -> None:
+    """`CannotGenerate` for an op of the epilogue that there is no code for."""
+    block = op.epilogue_block
+    if block is None:
+        return
+    for inner in block.ops:
+        if isinstance(inner, (*COMPUTED, arith.ConstantOp)) or inner is block.last_op:
+            continue
+        names = ", ".join(o.name for o in COMPUTED)
+        raise CannotGenerate(
+            op, f"its epilogue computes {inner.name}; generated kernels do {names}"
+        )
+
+
+class EpilogueWriter:
+    """Code for one block. `careful`: one element at a time and nothing kept, for when registers are short."""
+
+    def __init__(
+        self,
+        b: FunctionBuilder,
+        epilogue: Epilogue,
+        pointers: StreamPointers,
+        *,
+        careful: bool,
+    ):
+        self._b = b
+        self._epilogue = epilogue
+        self._pointers = pointers
+        self._careful = careful
+        self._kept: dict[object, SSAValue] = {}
+        """What is the same for all rows: (stream, column) or a constant's bits -> the value."""
+        self._unstored: list[tuple[int, int, SSAValue]] = []
+        """Row, column and value of what is computed and not stored."""
+        self._canonical: set[SSAValue] = set()
+        """Results of float instructions: if they are NaN, then the canonical one, whose sign bit is 0."""
+
+    def write(self, accumulators: Sequence[Sequence[SSAValue]]) -> None:
+        """Finish and store a block. A row is stored while the next one is computed: cores that share an FPU take turns then."""
+        for i, row in enumerate(accumulators):
+            columns = range(len(row))
+            for group in [[j] for j in columns] if self._careful else [list(columns)]:
+                values = self._finish(i, group, row)
+                self._store_all()
+                self._unstored = [(i, j, value) for j, value in values.items()]
+                if self._careful:
+                    self._store_all()
+                    self._kept.clear()
+                    self._pointers.forget()
+        self._store_all()
+        self._kept.clear()
+
+    def early_loads(self, columns: int) -> list[Callable[[], object]]:
+        """Loads of what all rows share, for gaps in the code before `write`."""
+        stream = self._epilogue.zero_point or self._epilogue.scale
+        if self._careful or stream is None:
+            return []
+        found = range(columns) if stream.column_bytes else range(1)
+        return [partial(self._kept_load, stream, 0, j) for j in found]
+
+    def _store(self) -> None:
+        """Store one of the elements that wait for it."""
+        if self._unstored:
+            i, j, value = self._unstored.pop(0)
+            pointer, offset = self._pointers.address(self._epilogue.y, i, j)
+            self._b.fstore(value, pointer, offset)
+
+    def _store_all(self) -> None:
+        while self._unstored:
+            self._store()
+
+    def _kept_load(self, stream: Stream, row: int, column: int) -> SSAValue:
+        """An operand that does not change from row to row, loaded once."""
+        key = (stream.name, column if stream.column_bytes else 0)
+        if key not in self._kept:
+            self._kept[key] = self._pointers.load(stream, row, column)
+        return self._kept[key]
+
+    def _finish(self, i: int, group: Sequence[int], row: Sequence[SSAValue]) -> dict[int, SSAValue]:
+        """Some elements of a row: column -> what is to be stored."""
+        b, e = self._b, self._epilogue
+        values = {j: row[j] for j in group}
+        if e.zero_point is not None:
+            assert e.row_sum is not None
+            total = self._pointers.load(e.row_sum, i, 0)
+            zero_points = [self._kept_load(e.zero_point, i, j) for j in group]
+            for j, zero_point in zip(group, zero_points, strict=True):
+                values[j] = b.fnmsub(values[j], zero_point, total)
+                self._store()
+        addend = e.fused_addend
+        environments: dict[int, dict[SSAValue, SSAValue]] = {j: {} for j in group}
+        if e.scale is not None:
+            # All loads before their uses: a value that was loaded by the instruction before costs a cycle.
+            scales = {j: self._kept_load(e.scale, i, j) for j in group}
+            loaded = {}
+            if addend is not None:
+                loaded = {j: self._pointers.load(addend, i, j) for j in group}
+            for j in group:
+                if j in loaded:
+                    values[j] = b.fmadd(loaded[j], values[j], scales[j])
+                else:
+                    values[j] = b.fmul(values[j], scales[j])
+                self._store()
+        self._canonical.update(values.values())
+        if e.region is not None:
+            start = e.region.args[0]
+            if addend is not None:
+                first = e.first_op
+                assert first is not None
+                start = first.results[0]
+            for j in group:
+                environments[j][start] = values[j]
+            for op in e.computed:
+                self._load_operands(op, i, environments)
+                for environment in environments.values():
+                    environment[op.results[0]] = self._compute(op, environment)
+                    self._store()
+            last = e.region.last_op
+            assert last is not None
+            self._load_operands(last, i, environments)
+            values = {j: environments[j][last.operands[0]] for j in group}
+        return values
+
+    def _load_operands(
+        self, op: Operation, i: int, environments: Mapping[int, dict[SSAValue, SSAValue]]
+    ) -> None:
+        """What an op of the region reads for the first time: constants, elements of the epilogue operands."""
+        for value in op.operands:
+            for j, environment in environments.items():
+                if value in environment:
+                    continue
+                if isinstance(value.owner, arith.ConstantOp):
+                    environment[value] = self._constant(value.owner)
+                elif isinstance(value, BlockArgument) and value.block is self._epilogue.region:
+                    stream = self._epilogue.operands[value.index - 1]
+                    if stream.row_bytes or stream.column_bytes:
+                        environment[value] = self._pointers.load(stream, i, j)
+                    else:
+                        environment[value] = self._kept_load(stream, i, j)
+
+    def _constant(self, op: arith.ConstantOp) -> SSAValue:
+        number = _number(op)
+        key = ("constant", str(number), copysign(1.0, number))
+        if key not in self._kept:
+            self._kept[key] = self._b.fconst(number)
+        return self._kept[key]
+
+    # region ops
+
+    def _compute(self, op: Operation, environment: Mapping[SSAValue, SSAValue]) -> SSAValue:
+        b = self._b
+        x, y = (self._as_float(environment[v]) for v in op.operands)
+        match op:
+            case arith.AddfOp():
+                result = b.fadd(x, y)
+            case arith.MulfOp():
+                result = b.fmul(x, y)
+            case arith.MaxnumfOp():
+                result = b.emit(zfinx.FMaxSOp(x, y)).rd
+            case arith.MinnumfOp():
+                result = b.emit(zfinx.FMinSOp(x, y)).rd
+            case arith.MaximumfOp() | arith.MinimumfOp():
+                return self._propagating(op, x, y)
+            case _:
+                raise AssertionError(op.name)
+        self._canonical.add(result)
+        return result
+
+    def _as_float(self, value: SSAValue) -> SSAValue:
+        """A value that an op before left as bits."""
+        if isinstance(value.type, FloatRegisterType) or self._b.float_in_x:
+            return value
+        moved = self._b.bits_to_float(value)
+        if value in self._canonical:
+            self._canonical.add(moved)
+        return moved
+
+    def _propagating(self, op: Operation, x: SSAValue, y: SSAValue) -> SSAValue:
+        """
+        A maximum or minimum that is NaN if an operand is: `fmax.s` and `fmin.s` return the other one. The result is bits, in an
+        integer register. The larger of a float and +0, as integers, is the larger float, and a NaN if that has a positive sign,
+        as those from the FPU have.
+        """
+        b = self._b
+        is_maximum = isinstance(op, arith.MaximumfOp)
+        left, right = op.operands
+        for value, bound in ((x, right), (y, left)):
+            if is_maximum and value in self._canonical and _is_positive_zero(bound):
+                result = b.emit(alu.MaxOp(b.float_to_bits(value), b.zero)).rd
+                self._canonical.add(result)
+                return result
+        picked = b.emit((zfinx.FMaxSOp if is_maximum else zfinx.FMinSOp)(x, y)).rd
+        checks = [
+            b.emit(zfinx.FeqSOp(value, value)).rd
+            for value, operand in ((x, left), (y, right))
+            if not _is_a_number(operand)
+        ]
+        if not checks:
+            return picked
+        ordered = checks[0] if len(checks) == 1 else b.emit(riscv.AndOp(*checks)).rd
+        # 0 where both are numbers, else all bits: a NaN.
+        mask = b.addi(ordered, -1)
+        return b.emit(riscv.OrOp(b.float_to_bits(picked), mask)).rd
+
+    # endregion
+
+
+def _number(op: arith.ConstantOp) -> float:
+    assert isinstance(op.value, FloatAttr)
+    return op.value.value.data
+
+
+def _is_a_number(value: SSAValue) -> bool:
+    """Whether it cannot be NaN."""
+    return isinstance(value.owner, arith.ConstantOp) and not isnan(_number(value.owner))
+
+
+def _is_positive_zero(value: SSAValue) -> bool:
+    if not isinstance(value.owner, arith.ConstantOp):
+        return False
+    number = _number(value.owner)
+    return number == 0 and copysign(1.0, number) > 0

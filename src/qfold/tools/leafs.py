@@ -1,0 +1,233 @@
+"""What a dispatch on a cluster consists of: calls of leaf kernels, how often each, and what the DMA moves between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, TypeVar, cast
+
+from xdsl.dialects import func, scf
+from xdsl.dialects.builtin import DenseArrayBase, MemRefType
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from qfold.backend.c.loops import loop_extents
+from qfold.backend.c.program import Kernel, memory_space, memref_type
+from qfold.backend.c.share import SPLIT
+from qfold.backend.c.signature import compute_ops, parameters
+from qfold.backend.c.staged import constant
+from qfold.dialects import pulp, qkernel
+from qfold.dialects.contraction import GroupedOperation, ints, shape_of, window_of
+from qfold.dialects.element_types import byte_size
+from qfold.tools.errors import ToolError
+
+_Op = TypeVar("_Op", bound=Operation)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a dispatch or of a leaf kernel."""
+
+    name: str
+    """The parameter of the C function."""
+    ir_type: str
+    """The memref type, such as `memref<8x3xi8, 2 : i64>`."""
+    c_type: str
+    """The parameter's type, such as `const int8_t *`."""
+    read: bool
+    written: bool
+    element_type: str
+    constant: str | None = None
+    """Symbol of the constant that it reads, or None."""
+
+
+@dataclass(frozen=True)
+class LeafRecord:
+    """A kernel function, and how often a dispatch calls it."""
+
+    symbol: str
+    """The C function."""
+    kernel: str
+    """Its name in the target's kernel table."""
+    op: str
+    """The IR op that it is the body of; the last one, where loop nests share a function."""
+    calls: int
+    """In one run of the dispatch, by each core."""
+    macs: int
+    """Multiply-accumulates (padding counted) of one call, all cores together; additions of a window sum; 0 for loops."""
+    iterations: int
+    """Size of the iteration space of one call."""
+    split: tuple[int, ...]
+    """Into how many parts each loop over its output is divided; empty where one core does it all."""
+    operands: tuple[Operand, ...]
+    weights: int
+    """Integers of the weight that one call reads; 0 without a weight, or with one of floats."""
+    weight_type: str | None
+    """Its element type, `f32` for one of floats."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What the DMA does in one run of a dispatch."""
+
+    count: int = 0
+    bytes_in: int = 0
+    """To the scratchpad."""
+    bytes_out: int = 0
+
+
+def operands_of(kernel: Kernel, constants: Sequence[str | None] | None = None) -> tuple[Operand, ...]:
+    """The parameters of a kernel function; `constants` are the symbols that a call passes."""
+    found = parameters(kernel)
+    return tuple(
+        Operand(
+            p.buffer.name,
+            str(p.buffer.type),
+            p.c_type,
+            p.read,
+            p.written,
+            str(p.buffer.element),
+            symbol,
+        )
+        for p, symbol in zip(found, constants or [None] * len(found), strict=True)
+    )
+
+
+def leafs_of(kernel: Kernel) -> list[LeafRecord]:
+    """The kernels that a dispatch of `kernel` calls, in order of their first call: itself, unless it is staged."""
+    if not kernel.is_staged:
+        return [leaf_record(kernel, 1)]
+    calls: dict[str, int] = {}
+    for call, times in _repeated(kernel.function.body.block, func.CallOp):
+        name = call.callee.string_value()
+        calls[name] = calls.get(name, 0) + times
+    return [leaf_record(kernel.leaf(name), times) for name, times in calls.items()]
+
+
+def leaf_sequence(kernel: Kernel) -> Iterator[str]:
+    """The C symbols of the kernels that a dispatch calls, one after the other, loops run through."""
+    if kernel.is_staged:
+        yield from _sequence(kernel, kernel.function.body.block)
+    else:
+        yield kernel.symbol
+
+
+def transfers_of(kernel: Kernel) -> Transfers:
+    """What the DMA moves in one run of a dispatch."""
+    count = moved_in = moved_out = 0
+    if kernel.is_staged:
+        for op, times in _repeated(kernel.function.body.block, pulp.DmaStartOp):
+            source, destination = memref_type(op.source), memref_type(op.destination)
+            moved = byte_size(destination.element_type, prod(destination.get_shape())) * times
+            count += times
+            if memory_space(destination) < memory_space(source):
+                moved_in += moved
+            else:
+                moved_out += moved
+    return Transfers(count, moved_in, moved_out)
+
+
+def leaf_record(kernel: Kernel, calls: int) -> LeafRecord:
+    """The record of a kernel function that is not staged."""
+    function = kernel.function
+    ops = compute_ops(function)
+    nests = [o for o in ops if not isinstance(o, linalg.FillOp)] or ops
+    iterations = sum(iteration_count(nest) for nest in nests)
+    multiplies = isinstance(kernel.op, qkernel.CONTRACTIONS) and not isinstance(
+        kernel.op, qkernel.PackOp | qkernel.RowSumOp
+    )
+    split = function.attributes.get(SPLIT)
+    weight = _weight(kernel.op)
+    element = None if weight is None else str(memref_type(weight).get_element_type())
+    return LeafRecord(
+        kernel.symbol,
+        kernel.kernel,
+        kernel.op.name,
+        calls,
+        iterations if multiplies else 0,
+        iterations,
+        ints(cast("DenseArrayBase[Any]", split)) if isinstance(split, DenseArrayBase) else (),
+        operands_of(kernel),
+        prod(shape_of(weight)) if weight is not None and element != "f32" else 0,
+        element,
+    )
+
+
+def _weight(op: Operation) -> SSAValue | None:
+    """The operand that an op has for its stored weight."""
+    if isinstance(op, GroupedOperation) and any(name == "w" for name, _ in op.GROUPS):
+        return cast("SSAValue", getattr(op, "w"))  # noqa: B009
+    return None
+
+
+def _repeated(block: Block, kind: type[_Op], times: int = 1) -> Iterator[tuple[_Op, int]]:
+    """The ops of one kind, with how often each runs."""
+    for op in block.ops:
+        if isinstance(op, scf.ForOp):
+            yield from _repeated(op.body.block, kind, times * len(_trips(op)))
+        elif isinstance(op, kind):
+            yield op, times
+
+
+def _sequence(kernel: Kernel, block: Block) -> Iterator[str]:
+    for op in block.ops:
+        if isinstance(op, scf.ForOp):
+            body = list(_sequence(kernel, op.body.block))
+            for _ in _trips(op):
+                yield from body
+        elif isinstance(op, func.CallOp):
+            yield kernel.leaf(op.callee.string_value()).symbol
+
+
+def _trips(op: scf.ForOp) -> range:
+    bounds = [constant(v) for v in (op.lb, op.ub, op.step)]
+    if None in bounds:
+        raise ToolError("a loop of a staged dispatch has bounds that are no constants")
+    first, last, step = cast("list[int]", bounds)
+    return range(first, last, step)
+
+
+def iteration_count(op: Operation) -> int:
+    """Points of an op's iteration space; for contractions the multiply-accumulates (padding counted)."""
+    match op:
+        case qkernel.MatmulOp():
+            k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
+            return prod(shape_of(op.y)) * k
+        case qkernel.DequantMatmulOp() | qkernel.PackedMatmulOp():
+            return prod(shape_of(op.y)) * shape_of(op.a)[-1]
+        case qkernel.ConvOp() | qkernel.DequantConvOp():
+            return prod(shape_of(op.y)) * prod(shape_of(op.w)[1:])
+        case qkernel.RowSumOp():
+            return prod(shape_of(op.a))
+        case qkernel.WindowSumOp():
+            channels = shape_of(op.x)[1] // window_of(op)[0]
+            return prod(shape_of(op.y)) * channels * prod(ints(op.kernel_shape))
+        case linalg.GenericOp():
+            return prod(loop_extents(op))
+        case _:
+            type_: Attribute = op.operands[-1].type
+            if not isinstance(type_, MemRefType):
+                return 0
+            return prod(cast("MemRefType[Attribute]", type_).get_shape())
+
+
+def total_macs(leafs: Sequence[LeafRecord]) -> int:
+    """Multiply-accumulates of a dispatch."""
+    return sum(leaf.calls * leaf.macs for leaf in leafs)
+
+
+def principal(leafs: Sequence[LeafRecord]) -> LeafRecord:
+    """The leaf that does most of a dispatch: the most multiply-accumulates, else the largest iteration space."""
+    return max(leafs, key=lambda leaf: (leaf.calls * leaf.macs, leaf.calls * leaf.iterations))
+
+
+def every_leaf(calls: Sequence[Sequence[LeafRecord]]) -> Mapping[str, LeafRecord]:
+    """Each kernel function once, with its calls in all dispatches."""
+    found: dict[str, LeafRecord] = {}
+    for leafs in calls:
+        for leaf in leafs:
+            known = found.get(leaf.symbol)
+            total = leaf.calls + (known.calls if known is not None else 0)
+            found[leaf.symbol] = replace(leaf, calls=total)
+    return found

@@ -1,0 +1,110 @@
+"""What convolutions and window sums do, as far as staging is concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineDimExpr, AffineMap
+
+from qfold.dialects import qkernel
+from qfold.dialects.contraction import ints, shape_of, window_of
+from qfold.ir.operands import named_operands
+from qfold.transforms.loop_tiling import Argument, Dimension, Work
+
+Convolution = qkernel.ConvOp | qkernel.DequantConvOp | qkernel.WindowSumOp
+_BATCH, _CHANNEL = 0, 1
+_PER_CHANNEL = ("w", "scale", "zero_point")
+
+
+def conv_work(op: Convolution) -> Work:
+    """Tiles are cut along the batch, or along output channels: of one group, or of a depthwise convolution."""
+    found: dict[SSAValue, Argument] = {}
+    for name, value in named_operands(op):
+        argument = found.setdefault(value, Argument(value, touched=True))
+        argument.reads = argument.reads or name != "y"
+        argument.writes = argument.writes or name == "y"
+    block = op.parent
+    assert block is not None
+    taps = prod(
+        ints(op.kernel_shape) if isinstance(op, qkernel.WindowSumOp) else shape_of(op.w)[2:]
+    )
+    channels = shape_of(op.x)[1] // window_of(op)[0]
+    loads = (
+        prod(shape_of(op.y)) * channels * taps * (1 if isinstance(op, qkernel.WindowSumOp) else 2)
+    )
+    return Work(
+        [op],
+        [found[v] for v in block.args if v in found],
+        list(_dimensions(op)),
+        loads,
+        shape_of(op.y),
+        _adapt,
+    )
+
+
+def _dimensions(op: Convolution) -> Iterator[Dimension]:
+    shape = shape_of(op.y)
+    for dimension in (_BATCH, _CHANNEL):
+        if shape[dimension] < 2:
+            continue
+        where = _where(op, dimension)
+        if where is not None:
+            yield Dimension(shape[dimension], where, dimension)
+
+
+def _where(op: Convolution, dimension: int) -> dict[SSAValue, int | None] | None:
+    """Which dimension of each operand goes along with one of the output; None when one does in no simple way."""
+    groups = window_of(op)[0]
+    depthwise = groups > 1
+    if dimension == _CHANNEL and depthwise and not groups == shape_of(op.x)[1] == shape_of(op.y)[1]:
+        return None
+    where: dict[SSAValue, int | None] = {}
+    for name, value in named_operands(op):
+        at: int | None = None
+        if name == "y":
+            at = dimension
+        elif name == "epilogue_operands":
+            continue
+        elif dimension == _BATCH:
+            at = 0 if name in ("x", "window_sum") else None
+        elif name in _PER_CHANNEL:
+            at = 0 if shape_of(value) else None
+        elif name in ("x", "window_sum"):
+            at = 1 if depthwise else None
+        if where.setdefault(value, at) != at:
+            return None
+    if not isinstance(op, qkernel.WindowSumOp):
+        for value, map_ in zip(op.epilogue_operands, op.maps, strict=True):
+            at = _position(map_, dimension)
+            if at == _COMPUTED or where.setdefault(value, at) != at:
+                return None
+    return where
+
+
+_COMPUTED = -1
+
+
+def _position(map_: AffineMap, dimension: int) -> int | None:
+    """Which result of a map is the dimension; None for none, `_COMPUTED` for an index that is computed with it."""
+    at: int | None = None
+    for d, expression in enumerate(map_.results):
+        if dimension not in expression.used_dims():
+            continue
+        if not isinstance(expression, AffineDimExpr) or at is not None:
+            return _COMPUTED
+        at = d
+    return at
+
+
+def _adapt(op: Operation, size: int | None) -> None:
+    assert isinstance(op, Convolution)
+    with_groups(op)
+
+
+def with_groups(op: Convolution) -> None:
+    """Give a depthwise convolution of some of the channels as many groups."""
+    groups = min(window_of(op)[0], shape_of(op.x)[1])
+    op.properties["groups"] = IntegerAttr(groups, i64)

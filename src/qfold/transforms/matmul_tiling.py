@@ -1,0 +1,269 @@
+"""Writes a matmul as a staged dispatch: `docs/cluster.md`, "Which form a matmul takes"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    ArrayAttr,
+    f32,
+)
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
+from xdsl.ir import Operation, Region, SSAValue
+from xdsl.ir.affine import AffineMap
+
+from qfold.dialects import qkernel
+from qfold.dialects.contraction import EpilogueOperation
+from qfold.dialects.qkernel import packed_shape
+from qfold.ir.generics import cloned_epilogue
+from qfold.targets import Target
+from qfold.transforms.kernel_symbols import symbol_base
+from qfold.transforms.matmul_operands import Batch, Matmul, Problem, problem_of
+from qfold.transforms.matmul_tiles import Form, MatmulTiler, Tiles
+from qfold.transforms.packing import is_packed
+from qfold.transforms.qmm_select_kernels import finishes
+from qfold.transforms.staging import Operand, Range, Stage, memref_type
+from qfold.transforms.tile_sequence import Buffers, TileSequence, Use, Work
+from qfold.transforms.tiled_symbols import tiled_symbol
+
+
+def form_of(op: Matmul, rows: int, target: Target) -> Form:
+    """What becomes of `op` when each of its products has `rows` rows."""
+    packed = True
+    if isinstance(op, qkernel.DequantMatmulOp):
+        packed = is_packed(target, rows, op.storage, op.block)
+    name = "qkernel.packed_matmul" if packed else "qkernel.dequant_matmul"
+    return Form(packed, finishes(op, name, target))
+
+
+class MatmulStaging:
+    """One way to stage a matmul per entry of `choices`, best first."""
+
+    def __init__(self, op: Matmul, target: Target):
+        self._op, self._target = op, target
+
+    def choices(self, stage: Stage) -> Sequence[Tiles]:
+        """Tile sizes that fit. `stage` is used up."""
+        tiler = self._tiler(stage)
+        return [] if tiler is None else tiler.candidates()
+
+    def _tiler(self, stage: Stage) -> MatmulTiler | None:
+        problem = problem_of(self._op, stage)
+        if problem is None:
+            return None
+        form = form_of(self._op, problem.m, self._target)
+        return MatmulTiler(problem, form, self._target.cores, self._target.scratchpad_bytes)
+
+    def write(self, stage: Stage, tiles: Tiles) -> None:
+        problem = problem_of(self._op, stage)
+        assert problem is not None
+        form = form_of(self._op, problem.m, self._target)
+        tiler = MatmulTiler(problem, form, self._target.cores, self._target.scratchpad_bytes)
+        _Writer(stage, problem, form, tiler, tiles).write()
+
+
+class _Writer:
+    def __init__(
+        self, stage: Stage, problem: Problem, form: Form, tiler: MatmulTiler, tiles: Tiles
+    ):
+        self._stage, self._p, self._form = stage, problem, form
+        self._tiler, self._tiles = tiler, tiles
+        self._buffers: dict[Operand, SSAValue] = {}
+        """Operands that are in L1."""
+
+    def write(self) -> None:
+        p, stage, tiles = self._p, self._stage, self._tiles
+        stage.wait(*self._fetch(self._tiler.constant, {}))
+        uses = [Use(o) for o in self._tiler.passing(tiles)]
+        uses.append(Use(p.y, reads=False, writes=True))
+        for outer in self._batches(p.matrices(weight=True), {}):
+            if tiles.resident:
+                stage.wait(*self._fetch([p.a], outer))
+                columns = TileSequence("n", p.n, tiles.n, tiles.double)
+                columns.write(stage, uses, outer, self._columns_of_all_rows)
+                continue
+            for j, n in stage.tiles(p.n, tiles.n):
+                parts = {**outer, "n": Range(j, n)}
+                weight = self._weight(parts)
+                for inner in self._batches(p.matrices(weight=False), parts):
+                    rows = TileSequence("m", p.m, tiles.m, tiles.double)
+                    rows.write(stage, uses, inner, self._rows_of(weight))
+
+    def _batches(
+        self, batches: Sequence[Batch], parts: Mapping[str, Range]
+    ) -> Iterator[dict[str, Range]]:
+        """Loops over matrices, one inside of the other."""
+        if not batches:
+            yield dict(parts)
+            return
+        first, *rest = batches
+        for offset, _ in self._stage.tiles(first.extent, 1):
+            inner = {**parts, first.role: Range(offset, 1, keep=False)}
+            yield from self._batches(rest, inner)
+
+    def _fetch(self, operands: Sequence[Operand], parts: Mapping[str, Range]) -> list[SSAValue]:
+        """Start to bring operands to L1."""
+        transfers: list[SSAValue] = []
+        for operand in operands:
+            name = operand.value.name_hint or "operand"
+            buffer, transfer = self._stage.fetch(operand, parts, f"{name}_tile")
+            self._buffers[operand] = buffer
+            transfers.append(transfer)
+        return transfers
+
+    def _weight(self, parts: Mapping[str, Range]) -> SSAValue:
+        """Bring a tile of columns of the weight, and what goes with it. The weight as the kernel takes it."""
+        p = self._p
+        ready = self._fetch([p.w, *self._tiler.packing], parts)
+        later = self._fetch(self._tiler.per_column, parts)
+        self._stage.wait(*ready)
+        weight = self._prepared()
+        self._stage.wait(*later)
+        return weight
+
+    def _prepared(self) -> SSAValue:
+        """The weight that is in L1 as the kernel takes it: packed, if it is to be."""
+        stored = self._buffers[self._p.w]
+        if not self._form.packed:
+            return stored
+        k, n = memref_type(stored).get_shape()[:: -1 if self._p.transposed else 1]
+        packed = self._stage.alloc(f32, packed_shape(k, n), "packed")
+        self._pack(packed)
+        return packed
+
+    def _columns_of_all_rows(self, buffers: Buffers, parts: Mapping[str, Range]) -> None:
+        self._buffers.update(buffers)
+        self._product(self._prepared())
+
+    def _rows_of(self, weight: SSAValue) -> Work:
+        def work(buffers: Buffers, parts: Mapping[str, Range]) -> None:
+            self._buffers.update(buffers)
+            self._product(weight)
+
+        return work
+
+    def _product(self, weight: SSAValue) -> None:
+        """One tile of the output."""
+        y = accumulators = self._buffers[self._p.y]
+        if not self._tiler.accumulates_in_place:
+            accumulators = self._stage.alloc(f32, memref_type(y).get_shape(), "acc_tile")
+        self._multiply(weight, accumulators)
+        if not self._form.finished:
+            self._finish(accumulators, y)
+
+    def _pack(self, packed: SSAValue) -> None:
+        p = self._p
+        block = p.block
+        scale = self._buffers[p.scale] if block is not None and p.scale is not None else None
+        zero = None if p.zero_point is None else self._buffers[p.zero_point]
+        operands = [v for v in (self._buffers[p.w], scale, zero, packed) if v is not None]
+
+        def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
+            rest = iter(values)
+            w = next(rest)
+            return [
+                qkernel.PackOp(
+                    w,
+                    values[-1],
+                    scale=None if scale is None else next(rest),
+                    zero_point=None if zero is None else next(rest),
+                    transpose_b=p.transposed,
+                    block_size=block,
+                )
+            ]
+
+        self._stage.call(symbol_base, operands, make)
+
+    def _multiply(self, weight: SSAValue, y: SSAValue) -> None:
+        """The leaf that multiplies."""
+        p, form = self._p, self._form
+        given: dict[str, SSAValue] = {"a": self._buffers[p.a], "w": weight}
+        keep_scale = p.scale is not None and not (form.packed and p.block is not None)
+        if keep_scale and p.scale is not None:
+            given["scale"] = self._buffers[p.scale]
+        if not form.packed:
+            for name, operand in (("zero_point", p.zero_point), ("row_sum", p.row_sum)):
+                if operand is not None:
+                    given[name] = self._buffers[operand]
+        names = list(given)
+        operands = list(given.values())
+        epilogue: Sequence[Operand] = p.epilogue if form.finished else ()
+        operands += [self._buffers[o] for o in epilogue]
+
+        def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
+            by_name = dict(zip(names, values, strict=False))
+            tail = values[len(names) : -1]
+            region = cloned_epilogue(p.op) if form.finished else None
+            maps = [p.map(o) for o in epilogue]
+            if form.packed:
+                return [
+                    qkernel.PackedMatmulOp(
+                        by_name["a"],
+                        by_name["w"],
+                        values[-1],
+                        scale=by_name.get("scale"),
+                        epilogue_operands=tail,
+                        epilogue_maps=maps,
+                        epilogue=region,
+                    )
+                ]
+            assert isinstance(p.op, qkernel.DequantMatmulOp)
+            return [
+                qkernel.DequantMatmulOp(
+                    by_name["a"],
+                    by_name["w"],
+                    by_name["scale"],
+                    values[-1],
+                    zero_point=by_name.get("zero_point"),
+                    row_sum=by_name.get("row_sum"),
+                    transpose_b=p.transposed,
+                    hoisted=p.op.hoisted is not None,
+                    epilogue_operands=tail,
+                    epilogue_maps=maps,
+                    epilogue=region,
+                )
+            ]
+
+        self._stage.call(tiled_symbol, [*operands, y], make)
+
+    def _finish(self, accumulators: SSAValue, y: SSAValue) -> None:
+        """The epilogue as a loop nest on the tile."""
+        p = self._p
+        operands = [accumulators, *(self._buffers[o] for o in p.epilogue), y]
+        identity = AffineMap.identity(2)
+        maps = [identity, *(p.map(o) for o in p.epilogue), identity]
+
+        def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
+            region = epilogue_body(p.op)
+            region.block.insert_arg(memref_type(values[-1]).element_type, len(region.block.args))
+            kinds = [IteratorTypeAttr(IteratorType.PARALLEL)] * 2
+            return [
+                linalg.GenericOp(
+                    values[:-1],
+                    [values[-1]],
+                    region,
+                    ArrayAttr([AffineMapAttr(m) for m in maps]),
+                    ArrayAttr(kinds),
+                    (),
+                )
+            ]
+
+        self._stage.call(tiled_symbol, operands, make)
+
+
+def epilogue_body(op: EpilogueOperation) -> Region:
+    """The epilogue of a contraction as the body of a generic on its accumulators and operands."""
+    region = cloned_epilogue(op)
+    assert region is not None
+    last = region.block.last_op
+    assert last is not None
+    result = last.operands[0]
+    location = last.location
+    last.detach()
+    last.erase()
+    end = linalg.YieldOp(result)
+    end.location = location
+    region.block.add_op(end)
+    return region

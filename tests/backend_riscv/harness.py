@@ -1,0 +1,220 @@
+"""Runs generated leaf kernels in a simulator: many cases in one program, each operand at the end of memory that may be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import numpy as np
+import pytest
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects import get_all_dialects as get_xdsl_dialects
+from xdsl.dialects.builtin import MemRefType, ModuleOp
+from xdsl.parser import Parser
+
+from qfold.backend.c.layout import Buffer, c_type
+from qfold.backend.riscv.generated import GeneratedKernel, Generator, LeafKernel
+from qfold.dialects import get_all_dialects
+from qfold.dialects.element_types import numpy_dtype
+from qfold.targets import Target, target_named
+
+Array = np.ndarray[Any, Any]
+RUNTIME = Path(__file__).parents[2] / "src/qfold/runtime"
+GUARD = 4096
+
+needs_qemu = pytest.mark.skipif(
+    which("qemu-riscv32") is None or find_spec("ziglang") is None,
+    reason="generated kernels are not run: `qemu-riscv32` (Debian: qemu-user) or the wheel `ziglang` is missing",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A leaf function and what it is called with."""
+
+    kernel: GeneratedKernel
+    buffers: tuple[Buffer, ...]
+    operands: Mapping[str, Array]
+    """Argument -> contents. Outputs too: what they hold before, of which everything must be overwritten."""
+    outputs: tuple[str, ...] = ("y",)
+
+
+def leaf_module(text: str) -> ModuleOp:
+    context = Context()
+    for name, factory in (get_xdsl_dialects() | get_all_dialects()).items():
+        context.register_dialect(name, factory)
+    module = Parser(context, text).parse_module()
+    module.verify()
+    return module
+
+
+def generate_case(
+    text: str,
+    generator: Generator,
+    target: Target,
+    operands: Mapping[str, Array],
+    name: str = "leaf",
+) -> Case:
+    """The kernel of the one function of a module, whose arguments are called as the operands."""
+    (function,) = (op for op in leaf_module(text).walk() if isinstance(op, func.FuncOp))
+    buffers: list[Buffer] = []
+    for argument, operand in zip(function.body.block.args, operands, strict=True):
+        type_ = argument.type
+        assert isinstance(type_, MemRefType)
+        assert type_.get_shape() == operands[operand].shape, operand
+        assert numpy_dtype(type_.get_element_type()) == operands[operand].dtype, operand
+        buffers.append(Buffer(operand, type_))
+    named = dict(zip(function.body.block.args, buffers, strict=True))
+    kernel = generator(LeafKernel(function, name, target, named))
+    return Case(kernel, tuple(buffers), operands)
+
+
+def _kernel_source(case: Case) -> str:
+    """The C function, as `kernels.c` has it."""
+    parameters = ", ".join(
+        f"{'' if b.name in case.outputs else 'const '}{c_type(b.element)} *{b.name}"
+        for b in case.buffers
+    )
+    lines = [*(f"{p};" for p in case.kernel.prototypes)]
+    lines.append(f"static void {case.kernel.symbol}({parameters}) {{")
+    lines += case.kernel.driver
+    return "\n".join([*lines, "}"])
+
+
+def _place(name: str, data: bytes) -> str:
+    """An operand that ends where a page begins that must not be touched."""
+    pages = -(-max(len(data), 1) // GUARD)
+    values = ",".join(map(str, data))
+    return f"""
+static uint8_t {name}_memory[{(pages + 1) * GUARD}] __attribute__((aligned({GUARD})));
+static const uint8_t {name}_data[] = {{{values}}};
+#define {name}_start ({name}_memory + {pages * GUARD - len(data)})
+#define {name}_guard ({name}_memory + {pages * GUARD})
+"""
+
+
+def _program(cases: Sequence[Case]) -> str:
+    parts = ['#include "qfold_rt.h"', '#include "port.h"']
+    body: list[str] = []
+    for index, case in enumerate(cases):
+        parts.append(_kernel_source(case))
+        arguments: list[str] = []
+        for buffer in case.buffers:
+            name = f"o{index}_{buffer.name}"
+            data = case.operands[buffer.name].tobytes()
+            parts.append(_place(name, data))
+            body.append(f"    copy({name}_start, {name}_data, sizeof {name}_data);")
+            body.append(f"    guard({name}_guard);")
+            arguments.append(f"(void *){name}_start")
+        parts.append(
+            f"static void run{index}(void *unused) {{ (void)unused; {case.kernel.symbol}({', '.join(arguments)}); }}"
+        )
+        body.append(f"    qf_fork(run{index}, NULL);")
+        for output in case.outputs:
+            size = case.operands[output].nbytes
+            body.append(f"    save(file, o{index}_{output}_start, {size});")
+    newline = "\n"
+    return f"""{newline.join(parts)}
+static void copy(uint8_t *to, const uint8_t *from, size_t n) {{
+    for (size_t i = 0; i < n; i++) {{
+        to[i] = from[i];
+    }}
+}}
+static void save(int file, const uint8_t *data, size_t n) {{
+    while (n > 0) {{
+        ptrdiff_t done = qf_file_write(file, data, n);
+        if (done <= 0) {{
+            qf_exit(3);
+        }}
+        data += done;
+        n -= (size_t)done;
+    }}
+}}
+/* mprotect(page, {GUARD}, PROT_NONE) */
+static void guard(uint8_t *page) {{
+    register intptr_t a0 __asm__("a0") = (intptr_t)page;
+    register intptr_t a1 __asm__("a1") = {GUARD};
+    register intptr_t a2 __asm__("a2") = 0;
+    register intptr_t a7 __asm__("a7") = 226;
+    __asm__ volatile("ecall" : "+r"(a0) : "r"(a1), "r"(a2), "r"(a7) : "memory");
+    if (a0 != 0) {{
+        qf_exit(4);
+    }}
+}}
+int qf_main(int argc, char **argv) {{
+    int file = qf_file_open(argv[argc - 1], 1);
+{newline.join(body)}
+    return qf_file_close(file);
+}}
+"""
+
+
+def run_on_qemu(cases: Sequence[Case], directory: Path) -> list[dict[str, Array]]:
+    """The outputs of each case, computed by desugared code under user-mode qemu."""
+    target = target_named("qemu")
+    assert target.isa is not None
+    (directory / "cases.c").write_text(_program(cases))
+    (directory / "kernels.S").write_text("\n".join(c.kernel.assembly for c in cases))
+    ports = RUNTIME / "ports"
+    sources = [directory / "cases.c", directory / "kernels.S", RUNTIME / "console.c"]
+    sources += [ports / "freestanding.c", *sorted((ports / "qemu").glob("*.[cS]"))]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "riscv32-freestanding"]
+    command += [
+        f"-mcpu={target.isa.zig_cpu}",
+        *target.toolchain.flags,
+        "-g0",
+        "-nostdlib",
+        "-static",
+    ]
+    command += [
+        "-DQF_CORES=1",
+        "-DQF_L1_BYTES=65536",
+        f"-I{RUNTIME}",
+        "-o",
+        str(directory / "cases"),
+    ]
+    built = subprocess.run(
+        [*command, *map(str, sources)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run(
+        ["qemu-riscv32", str(directory / "cases"), str(directory / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, (ran.returncode, ran.stdout, ran.stderr)
+    return _outputs(cases, (directory / "out").read_bytes())
+
+
+def _outputs(cases: Sequence[Case], data: bytes) -> list[dict[str, Array]]:
+    results: list[dict[str, Array]] = []
+    for case in cases:
+        found: dict[str, Array] = {}
+        for output in case.outputs:
+            before = case.operands[output]
+            found[output] = np.frombuffer(data[: before.nbytes], before.dtype).reshape(before.shape)
+            data = data[before.nbytes :]
+        results.append(found)
+    assert not data
+    return results
+
+
+def memref(array: Array, element: str | None = None) -> str:
+    """The type of an operand."""
+    names = {"float32": "f32", "int8": "i8", "uint8": "ui8"}
+    shape = "".join(f"{d}x" for d in array.shape)
+    return f"memref<{shape}{element or names[array.dtype.name]}, 1 : i64>"
+
+
+def unwritten(*shape: int) -> Array:
+    """An output before it is written: every element a NaN."""
+    return np.full(shape, np.nan, np.float32)

@@ -1,0 +1,236 @@
+"""What `riscv.packed_matmul` emits: the inner loop by the instruction, register blocks, the driver, what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import cast
+
+import pytest
+from xdsl.dialects import func
+
+from qfold.backend.riscv import GENERATORS, cost, generate, packed_matmul
+from qfold.backend.riscv.generated import CannotGenerate, LeafKernel
+from qfold.backend.riscv.inner_product import STEPS, UNROLLED, loop_iterations
+from qfold.backend.riscv.operands import OffsetReader, PointersReader
+from qfold.backend.riscv.schedule import schedule
+from qfold.targets import target_named
+from qfold.targets.isa import FLOAT, PLAIN, ZFINX
+from tests.backend_riscv.harness import leaf_module
+from tests.backend_riscv.packed import Problem
+
+P_LW = ".insn i 0xb, 2,"
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines()]
+
+
+def inner_loop(text: str) -> list[str]:
+    """The instructions that the hardware loop with the inner register set repeats."""
+    found = lines(text)
+    (start,) = [i for i, line in enumerate(found) if line.startswith(".insn i 0x7b, 4, x0,")]
+    half_words = int(found[start].rsplit(",", 1)[1])
+    return found[start + 1 : start + 1 + half_words // 2]
+
+
+@pytest.mark.parametrize(("k", "is_post_increment"), [(64, 4), (600, 10)])
+def test_inner_loop_of_a_zfinx_block(k: int, is_post_increment: int) -> None:
+    """Two multiply-adds, one load, without exception; 16 to 8 per step, and no conversion."""
+    (function, *_) = Problem(4, 8, k).case(target_named("spike")).kernel.functions
+    body = inner_loop(function.text)
+    kinds = ["fmadd" if line.startswith("fmadd.s") else "load" for line in body]
+    assert kinds == ["fmadd", "fmadd", "load"] * (8 * STEPS)
+    assert all(line.startswith(("fmadd.s", "lw", P_LW, ".insn r 0xb, 7,")) for line in body)
+    moving = [line for line in body if line.startswith(".insn")]
+    assert len(moving) == is_post_increment
+    # What is loaded is not used by the next instruction.
+    for load, following in zip(body, [*body[1:], body[0]], strict=True):
+        if not load.startswith("fmadd"):
+            register = re.split(
+                r"[ ,]+", load.removeprefix(P_LW).removeprefix(".insn r 0xb, 7, 0x10,").strip()
+            )
+            target = register[1] if load.startswith("lw") else register[0]
+            assert target not in re.split(r"[ ,]+", following)[1:], (load, following)
+
+
+def test_inner_loop_of_a_float_block() -> None:
+    (function, *_) = Problem(4, 8, 64).case(target_named("spike:isa=f")).kernel.functions
+    counts = Counter(line.split()[0] for line in inner_loop(function.text))
+    assert counts == {"fmadd.s": 16 * STEPS, "flw": 8 * STEPS, "addi": 2}
+
+
+def test_plain_code_has_no_pulp_instruction() -> None:
+    for function in Problem(6, 7, 64, "bias relu").case(target_named("qemu")).kernel.functions:
+        assert ".insn" not in function.text
+        assert not re.search(r"^\s*[pv]+\.", function.text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("k", range(1, 40))
+def test_every_step_is_done_once(k: int) -> None:
+    """Multiplications and multiply-adds, counted with their loops."""
+    (function, *_) = Problem(4, 4, k, "none").case(target_named("spike")).kernel.functions
+    iterations = loop_iterations(k)
+    total = sum(line.startswith(("fmadd.s", "fmul.s")) for line in lines(function.text))
+    if iterations:
+        total += (iterations - 1) * 16 * STEPS
+        assert 1 <= k - 1 - STEPS * iterations <= 2
+    else:
+        assert k <= UNROLLED
+    assert total == 16 * k
+
+
+@pytest.mark.parametrize("rows", range(1, 5))
+@pytest.mark.parametrize("columns", range(1, 5))
+def test_schedules(rows: int, columns: int) -> None:
+    """Each product once per step; each operand loaded once, before its use, after the last use of what it replaces."""
+    found = schedule(rows, columns)
+    products = [(x.row, x.column) for x in found.step if x.kind == "fma"]
+    assert sorted(products) == [(i, j) for i in range(rows) for j in range(columns)]
+    for kind, count in (("a", rows), ("w", columns)):
+        lanes = [x.row if kind == "a" else x.column for x in found.step if x.kind == kind]
+        assert sorted(lanes) == list(range(count))
+    assert [x.column for x in found.step if x.kind == "w"][-1] == 0
+    assert found.registers <= 28
+    loaded = {(x.kind, x.row if x.kind == "a" else x.column, 0) for x in found.before}
+    for step in (0, 1, 2):
+        for place, action in enumerate(found.step):
+            if action.kind == "fma":
+                assert ("a", action.row, step) in loaded
+                assert ("w", action.column, step) in loaded
+                continue
+            lane = action.row if action.kind == "a" else action.column
+            key = (action.kind, lane, step + action.ahead)
+            assert key not in loaded
+            loaded.add(key)
+            in_place = found.in_place_rows if action.kind == "a" else found.in_place_columns
+            if lane in in_place and action.ahead:
+                later = [x for x in found.step[place:] if x.kind == "fma"]
+                assert lane not in [x.row if action.kind == "a" else x.column for x in later]
+
+
+# region the cost model
+
+
+def test_the_block_that_is_chosen() -> None:
+    """4 x 4 wherever there are four rows: the fewest instructions per multiply-accumulate."""
+    for isa in (ZFINX, FLOAT, PLAIN):
+        for stride in (4, 256, 1024, 1028, 4096, 40000):
+            chosen = cost.choose(isa, 9, stride)
+            assert chosen.name == "4x4", (isa.name, stride)
+            assert chosen.fits
+            assert chosen.fpu_bound == cost.FPU_SHARE
+        assert [cost.choose(isa, m, 256).rows for m in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_addressing() -> None:
+    """One pointer while offsets of 12 bits reach all rows; beyond, one that walks over them, or several."""
+    assert cost.block(ZFINX, 4, 4, 256 * 4).addressing == "offset"
+    assert cost.block(ZFINX, 4, 4, 257 * 4).addressing == "walk"
+    assert cost.block(ZFINX, 4, 4, 256 * 4).integer_registers == 28
+    assert cost.block(ZFINX, 4, 4, 257 * 4).integer_registers == 30
+    assert cost.block(FLOAT, 4, 4, 256).float_registers == 26
+    assert OffsetReader.base_row(4, 1024) == 1
+    assert OffsetReader.base_row(4, 500) == 0
+    assert OffsetReader.base_row(4, 1028) is None
+    for stride in (16, 600, 1000, 1500, 2000, 3000):
+        starts, places = PointersReader.places(4, stride)
+        assert len(places) == 4
+        for row, (pointer, offset) in enumerate(places):
+            assert starts[pointer] + offset == row * stride
+            assert -2048 <= offset < 2048 - 64
+
+
+def test_an_override() -> None:
+    kernel = Problem(8, 8, 16, block=(2, 4)).case(target_named("spike")).kernel
+    assert kernel.facts["block"] == "2x4"
+    assert [f.symbol for f in kernel.functions] == ["leaf_2x4"]
+    with pytest.raises(
+        CannotGenerate, match=r"qmm.block = \[5, 4\]: for 8 rows there are 1x4, 2x4"
+    ):
+        Problem(8, 8, 16, block=(5, 4)).case(target_named("spike"))
+
+
+# endregion
+# region the driver and the report
+
+
+def test_functions_are_those_that_are_needed() -> None:
+    def blocks(m: int, n: int) -> list[str]:
+        kernel = Problem(m, n, 6).case(target_named("spike")).kernel
+        assert [p.split("(")[0] for p in kernel.prototypes] == [
+            f"void {f.symbol}" for f in kernel.functions
+        ]
+        return [f.symbol.removeprefix("leaf_") for f in kernel.functions]
+
+    assert blocks(8, 8) == ["4x4"]
+    assert blocks(7, 5) == ["4x4", "4x1", "3x4", "3x1"]
+    assert blocks(2, 3) == ["2x3"]
+    assert blocks(3, 12) == ["3x4"]
+
+
+def test_facts() -> None:
+    kernel = Problem(32, 64, 64).case(target_named("spike")).kernel
+    assert kernel.facts["block"] == "4x4"
+    assert kernel.facts["block_instructions_per_mac"] == 1.5
+    assert 1.5 < cast(float, kernel.facts["instructions_per_mac"]) < 1.56
+    functions = cast("dict[str, dict[str, int]]", kernel.facts["functions"])
+    (function,) = kernel.functions
+    assert functions["leaf_4x4"]["registers"] == len(function.registers)
+    words = [x for x in lines(function.text) if x and not re.match(r"\.(?!insn)|.*:$", x)]
+    assert functions["leaf_4x4"]["code_bytes"] == 4 * len(words)
+
+
+def test_by_the_kernel_table() -> None:
+    """`generate` finds the generator that `qmm.kernel` names."""
+    wanted = {k.name for k in target_named("spike").kernels if k.name.startswith("riscv.")}
+    assert wanted <= set(GENERATORS)
+    text = Problem(4, 4, 4, "none").text.replace(
+        "attributes {", 'attributes {qmm.kernel = "riscv.packed_matmul"'
+    )
+    (function,) = (o for o in leaf_module(text).walk() if isinstance(o, func.FuncOp))
+    problem = Problem(4, 4, 4, "none").case(target_named("spike"))
+    named = dict(zip(function.body.block.args, problem.buffers, strict=True))
+    kernel = generate(function, "leaf", target_named("spike"), named)
+    assert kernel.assembly == problem.kernel.assembly
+
+
+# endregion
+# region refusals
+
+
+def refused(text: str, target: str = "spike") -> str:
+    (function,) = (o for o in leaf_module(text).walk() if isinstance(o, func.FuncOp))
+    problem = Problem(4, 4, 4, "bias")
+    buffers = problem.case(target_named("spike")).buffers
+    named = dict(zip(function.body.block.args, buffers, strict=True))
+    with pytest.raises(ValueError) as error:
+        packed_matmul.generate(LeafKernel(function, "leaf", target_named(target), named))
+    return str(error.value)
+
+
+def test_refusals() -> None:
+    text = Problem(4, 4, 4, "bias").text
+    divides = text.replace("arith.addf %acc, %x0", "arith.divf %acc, %x0")
+    assert re.search(r"computes arith\.divf; .*arith\.addf, arith\.mulf", refused(divides))
+    assert "names no instruction set" in refused(text, "threads")
+
+
+def test_nothing_to_compute() -> None:
+    """No rows or no columns: no code. No sum at all is refused, as no kernel starts from 0."""
+    for m, n in ((0, 4), (4, 0)):
+        kernel = Problem(m, n, 4, "none").case(target_named("spike")).kernel
+        assert (kernel.driver, kernel.functions) == ((), ())
+    with pytest.raises(CannotGenerate, match="nothing to add up"):
+        Problem(4, 4, 0, "none").case(target_named("spike"))
+
+
+def test_rows_of_a_are_contiguous() -> None:
+    problem = Problem(4, 4, 4, "none")
+    operand = problem.operands["a"]
+    problem.operands["a"] = type(operand)(operand.array, (1, 4))
+    with pytest.raises(CannotGenerate, match="rows must be contiguous"):
+        problem.case(target_named("spike"))
+
+
+# endregion
