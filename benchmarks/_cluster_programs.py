@@ -1,11 +1,11 @@
-"""Programs that measure jobs on a cluster: operands in L1, a job on all cores from fork to join, on Spike and on GVSoC."""
+"""Programs that measure jobs on a cluster: one job on all cores, from fork to join, on Spike and on GVSoC."""
 
 from __future__ import annotations
 
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ FOLDER = Path(__file__).resolve().parent
 ALIGNMENT = 16
 TIMEOUT = 300.0
 
-OFFSETS = tuple(range(10))
-"""Cycles by which cores 4 to 7, which share their FPUs with cores 0 to 3, begin a kernel later than those."""
+OFFSETS = 10
+"""Cores 4 to 7, which share their FPUs with cores 0 to 3, begin each kernel 0 to 9 instructions later than those."""
 
-_EVENTS = ("WORK", "INSTRUCTIONS", "LOAD_USE", "ICACHE_MISS", "FPU_CONTENTION")
+_EVENTS = 5
+_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -33,33 +34,46 @@ class Job:
     name: str
     statements: tuple[str, ...]
     instructions: float | None = None
-    """What the register blocks predict, on all cores."""
+    """What the register blocks predict, on all cores together."""
+    shifted: bool = False
+    """Whether to measure it with every offset."""
+    added: int = 0
+    """What it adds to each weight and takes back from the sum: how much less exact it may be."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Arrays in L1, one after the other. An array is loaded with its values; a number of bytes is a buffer."""
+    """Where operands are. An array is loaded with its values; a number of bytes is a buffer. In C, `AT_<name>` is its address."""
 
-    arrays: Mapping[str, Array | int]
+    l1: Mapping[str, Array | int]
+    l2: Mapping[str, Array | int] = field(default_factory=dict[str, "Array | int"])
 
     @property
-    def offsets(self) -> dict[str, int]:
-        places: dict[str, int] = {}
+    def all(self) -> dict[str, Array | int]:
+        return {**self.l1, **self.l2}
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Offsets in L1, one after the other."""
+        found: dict[str, int] = {}
         at = 0
-        for name, value in self.arrays.items():
-            places[name] = at
-            at += -(-_size(value) // ALIGNMENT) * ALIGNMENT
-        return places
+        for name, value in self.l1.items():
+            found[name] = at
+            at += -(-size_of(value) // ALIGNMENT) * ALIGNMENT
+        return found
 
     @property
-    def bytes(self) -> int:
-        last = list(self.arrays)[-1]
-        return self.offsets[last] + _size(self.arrays[last])
+    def l1_bytes(self) -> int:
+        return max(at + size_of(self.l1[name]) for name, at in self.places.items())
+
+
+def size_of(value: Array | int) -> int:
+    return value if isinstance(value, int) else value.nbytes
 
 
 @dataclass(frozen=True)
 class CoreCounts:
-    """One core in one job, without waiting. On Spike `work` is instructions and the rest 0."""
+    """One core in one job, without waiting: cycles but for `instructions`. On Spike `work` is instructions and the rest is 0."""
 
     work: int
     instructions: int
@@ -70,15 +84,21 @@ class CoreCounts:
 
 @dataclass(frozen=True)
 class Measured:
-    """One job. Times are of core 0, from before the fork to after the join."""
+    """One job. Times are of core 0, from before the fork to after the join: cycles, or instructions on Spike."""
 
     cold: int
+    second: int
     warm: int
-    """The second time, without an offset."""
-    offsets: tuple[int, ...]
-    """Warm, for each of `OFFSETS`."""
+    """The third time: not all code that the second one needs has stayed in the instruction caches."""
+    shifted: tuple[int, ...]
+    """Warm, for each offset; empty where they were not measured."""
     cores: tuple[CoreCounts, ...]
     output: bytes
+
+    @property
+    def spread(self) -> float | None:
+        """How much longer the worst offset takes than the best one."""
+        return max(self.shifted) / min(self.shifted) - 1 if self.shifted else None
 
 
 def run_jobs(
@@ -91,9 +111,11 @@ def run_jobs(
     definitions: str = "",
     assembly: str = "",
 ) -> dict[str, list[Measured]]:
-    """What each job takes, for each simulator of `target`. `output` names the array that is kept; it is overwritten before each run."""
-    if memory.bytes > target.scratchpad_bytes:
-        raise SystemExit(f"{memory.bytes} bytes of operands, {target.name} has {target.scratchpad_bytes} for tiles")
+    """What each job takes, by simulator of `target`. `output` names the operand to keep; before each run it is overwritten."""
+    if memory.l1_bytes > target.scratchpad_bytes:
+        raise SystemExit(
+            f"{memory.l1_bytes} bytes in L1, target {target.name} has {target.scratchpad_bytes}"
+        )
     with tempfile.TemporaryDirectory(prefix="qfold-kernels-") as scratch:
         folder = Path(scratch)
         (folder / "program.c").write_text(_program(jobs, memory, output, definitions))
@@ -113,59 +135,67 @@ def run_jobs(
             run = simulator.run(built.binary, [str(out)], target, timeout=TIMEOUT)
             if run.exit_code:
                 raise SystemExit(f"{name} ended with {run.exit_code}\n{run.messages}")
-            results[name] = _read(out.read_bytes(), len(jobs), memory, output, target)
+            results[name] = _read(out.read_bytes(), jobs, size_of(memory.all[output]), target)
         return results
 
 
 def _count(target: Target) -> list[str]:
-    """Spike's counts leave waiting out; GVSoC's would add to what is measured, and its event counters stand still in a barrier."""
+    """Spike's counts leave waiting out. On GVSoC that would add to what is measured, and events do not count in a barrier."""
     return ["-DQFOLD_COUNT"] if target.port == "spike" else []
 
 
-def _size(value: Array | int) -> int:
-    return value if isinstance(value, int) else value.nbytes
-
-
 def _data(memory: Memory, folder: Path) -> str:
-    """The values of arrays, for the program to copy."""
+    """The values of arrays, in L2."""
     parts = ['.section .rodata.operands, "a", @progbits']
-    for name, value in memory.arrays.items():
+    for name, value in memory.all.items():
         if not isinstance(value, int):
             (folder / f"{name}.bin").write_bytes(np.ascontiguousarray(value).tobytes())
             parts += [".balign 16", f".globl data_{name}", f"data_{name}:", f'.incbin "{name}.bin"']
     return "\n".join([*parts, '.section .note.GNU-stack, "", @progbits', ""])
 
 
-def _program(jobs: Sequence[Job], memory: Memory, output: str, definitions: str) -> str:
-    places = memory.offsets
-    defines = "\n".join(f"#define AT_{name} ({at} + qf_l1_base_of())" for name, at in places.items())
-    externs = "\n".join(
+def _places(memory: Memory) -> str:
+    """`AT_` of each operand."""
+    lines = [
         f"extern const uint32_t data_{name}[];"
-        for name, value in memory.arrays.items()
+        for name, value in memory.all.items()
         if not isinstance(value, int)
-    )
+    ]
+    lines += [
+        f"#define AT_{name} ((char *)qf_l1_base() + {at})" for name, at in memory.places.items()
+    ]
+    for name, value in memory.l2.items():
+        if isinstance(value, int):
+            lines += [
+                f"static uint32_t in_l2_{name}[{-(-value // 4)}];",
+                f"#define AT_{name} ((char *)in_l2_{name})",
+            ]
+        else:
+            lines.append(f"#define AT_{name} ((const char *)data_{name})")
+    return "\n".join(lines)
+
+
+def _program(jobs: Sequence[Job], memory: Memory, output: str, definitions: str) -> str:
     loads = "\n".join(
-        f"    copy(AT_{name}, data_{name}, {_size(value)});"
-        for name, value in memory.arrays.items()
+        f"    memcpy(AT_{name}, data_{name}, {value.nbytes});"
+        for name, value in memory.l1.items()
         if not isinstance(value, int)
     )
     functions = "\n".join(
-        f"static void job{i}(void) {{\n    "
-        + "\n    ".join(job.statements)
-        + "\n}"
+        "\n    ".join([f"static void job{i}(void) {{", *job.statements]) + "\n}"
         for i, job in enumerate(jobs)
     )
-    calls = "\n".join(f"    measure(file, job{i});" for i in range(len(jobs)))
-    size = _size(memory.arrays[output])
+    calls = "\n".join(
+        f"    measure(file, job{i}, {OFFSETS if job.shifted else 0});" for i, job in enumerate(jobs)
+    )
+    size = size_of(memory.all[output])
     return f"""#include "port.h"
 #include "kernels_in_c.h"
 #ifdef ON_GVSOC
 #include "ports/gvsoc/events.h"
 #endif
 
-static char *qf_l1_base_of(void) {{ return qf_l1_base(); }}
-{defines}
-{externs}
+{_places(memory)}
 
 /* How many instructions later cores 4 to 7 begin. */
 static volatile uint32_t offset __attribute__((section(".l1")));
@@ -176,7 +206,7 @@ static inline void begin(void) {{
                          "la t0, 1f\\n"
                          "sub t0, t0, %0\\n"
                          "jr t0\\n"
-                         ".rept {max(OFFSETS)}\\nnop\\n.endr\\n"
+                         ".rept {OFFSETS - 1}\\nnop\\n.endr\\n"
                          "1:\\n.option pop"
                          :
                          : "r"(offset * 4)
@@ -185,11 +215,13 @@ static inline void begin(void) {{
 }}
 #define BEGIN() begin()
 
+void *memcpy(void *restrict dst, const void *restrict src, size_t bytes);
+
 {definitions}
 {functions}
 
 static void (*volatile current)(void);
-static uint32_t counts[QF_CORES][{len(_EVENTS)}];
+static uint32_t counts[QF_CORES][{_EVENTS}];
 
 static void run(void *unused) {{
     (void)unused;
@@ -215,14 +247,6 @@ static void run_counted(void *unused) {{
 #endif
 }}
 
-static void copy(void *to, const uint32_t *from, uint32_t bytes) {{
-    uint8_t *p = to;
-    const uint8_t *q = (const uint8_t *)from;
-    for (uint32_t i = 0; i < bytes; i++) {{
-        p[i] = q[i];
-    }}
-}}
-
 static void save(int file, const void *data, uint32_t bytes) {{
     if (qf_file_write(file, data, bytes) != (ptrdiff_t)bytes) {{
         qf_exit(3);
@@ -245,17 +269,19 @@ static uint32_t time_of_run(uint32_t nops) {{
     return (uint32_t)(qf_cycles() - start);
 }}
 
-static void measure(int file, void (*job)(void)) {{
-    uint32_t times[1 + {len(OFFSETS)}];
+static void measure(int file, void (*job)(void), uint32_t offsets) {{
+    uint32_t times[{_REPEATS + OFFSETS}];
     current = job;
-    times[0] = time_of_run(0);
-    for (uint32_t i = 0; i < {len(OFFSETS)}; i++) {{
-        times[1 + i] = time_of_run(i);
+    for (uint32_t i = 0; i < {_REPEATS}; i++) {{
+        times[i] = time_of_run(0);
+    }}
+    for (uint32_t i = 0; i < offsets; i++) {{
+        times[{_REPEATS} + i] = time_of_run(i);
     }}
     offset = 0;
     clear();
     qf_fork(run_counted, NULL);
-    save(file, times, sizeof times);
+    save(file, times, ({_REPEATS} + offsets) * 4);
     save(file, counts, sizeof counts);
     save(file, AT_{output}, {size});
 }}
@@ -269,21 +295,21 @@ int qf_main(int argc, char **argv) {{
 """
 
 
-def _read(
-    raw: bytes, jobs: int, memory: Memory, output: str, target: Target
-) -> list[Measured]:
-    """What the program wrote."""
-    times = struct.Struct(f"<{1 + len(OFFSETS)}I")
-    core = struct.Struct(f"<{len(_EVENTS)}I")
-    size = _size(memory.arrays[output])
+def _read(raw: bytes, jobs: Sequence[Job], size: int, target: Target) -> list[Measured]:
+    """What the program wrote; `size`: of the output."""
+    core = struct.Struct(f"<{_EVENTS}I")
     results: list[Measured] = []
     at = 0
-    for _ in range(jobs):
-        cold, *warm = times.unpack_from(raw, at)
+    for job in jobs:
+        times = struct.Struct(f"<{_REPEATS + OFFSETS * job.shifted}I")
+        cold, second, warm, *shifted = times.unpack_from(raw, at)
         at += times.size
-        cores = [CoreCounts(*core.unpack_from(raw, at + c * core.size)) for c in range(target.cores)]
+        cores = [
+            CoreCounts(*core.unpack_from(raw, at + c * core.size)) for c in range(target.cores)
+        ]
         at += core.size * target.cores
-        results.append(Measured(cold, warm[0], tuple(warm), tuple(cores), raw[at : at + size]))
+        output = raw[at : at + size]
+        results.append(Measured(cold, second, warm, tuple(shifted), tuple(cores), output))
         at += size
     if at != len(raw):
         raise SystemExit(f"the program wrote {len(raw)} bytes, expected {at}")

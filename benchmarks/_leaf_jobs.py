@@ -1,4 +1,4 @@
-"""The contestants of the kernel benchmark on operands in L1: generated leaf kernels, and the same matmul in C."""
+"""The contestants of the kernel benchmark: generated leaf kernels on operands in L1, and the same matmul in C."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from _cluster_programs import Array, Job, Memory
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, StringAttr
+from xdsl.ir import SSAValue
 from xdsl.parser import Parser
 
 from qfold.backend.c.layout import Buffer, c_type
@@ -21,6 +22,7 @@ from qfold.tools.driver import make_context
 from qfold.transforms.qmm_split_work import split_of
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 PANELS_AT_ONCE = 4
 """Panels of a weight that is packed piece by piece."""
 
@@ -62,19 +64,23 @@ class Problem:
     def macs(self) -> int:
         return self.m * self.n * self.k
 
-    def expected(self, *, int8: bool) -> npt.NDArray[np.float64]:
+    def expected(self, *, int8: bool) -> Doubles:
         a = self.a.astype(np.float64)
         if not int8:
-            return a @ self.floats.astype(np.float64) + self.bias
+            return np.asarray(a @ self.floats.astype(np.float64) + self.bias, np.float64)
         w = self.w.astype(np.float64) - self.zero
-        return self.scale * (a @ w) + self.bias
+        return np.asarray(self.scale * (a @ w) + self.bias, np.float64)
 
-    def tolerance(self, *, int8: bool) -> npt.NDArray[np.float64]:
-        """What K additions in f32 may be off by, and twice that for the correction of a hoisted zero point."""
-        a = np.abs(self.a.astype(np.float64))
-        w = np.abs(self.floats.astype(np.float64)) if not int8 else np.abs(self.w.astype(np.float64)) + np.abs(self.zero)
-        sums = a @ w
-        return (2 * self.k + 4) * 2.0**-24 * (sums * (self.scale if int8 else 1.0) + np.abs(self.bias))
+    def tolerance(self, *, int8: bool, added: int = 0) -> Doubles:
+        """What K additions in f32 may be off by, and as much again for the correction where something is added to each weight, a
+        zero point that is hoisted too."""
+        weights = np.abs(self.floats.astype(np.float64))
+        if int8:
+            weights = np.abs(self.w.astype(np.float64)) + np.abs(self.zero) + added
+        sums = np.abs(self.a.astype(np.float64)) @ weights
+        if int8:
+            sums = sums * self.scale
+        return np.asarray((2 * self.k + 4) * 2.0**-24 * (sums + np.abs(self.bias)), np.float64)
 
 
 @dataclass
@@ -102,7 +108,7 @@ class LeafSet:
             assert isinstance(argument.type, MemRefType) and argument.name_hint is not None
             # Drivers have variables of their own.
             buffers.append(Buffer(f"the_{argument.name_hint}", argument.type))
-        named = dict(zip(function.body.block.args, buffers, strict=True))
+        named: dict[SSAValue, Buffer] = dict(zip(function.body.block.args, buffers, strict=True))
         made = generate(function, symbol, self.target, named)
         *inputs, written = buffers
         parameters = [f"const {c_type(b.element)} *{b.name}" for b in inputs]
@@ -148,7 +154,9 @@ def _packed_matmul(
     arguments = [f"%a: {a}", f"%p: {p}", *([f"%s: {s}"] if int8 else []), f"%b: {b}", f"%y: {y}"]
     types = ", ".join([a, p, *([s] if int8 else []), b, y])
     scale = "scale(%s) " if int8 else ""
-    op = f"qkernel.packed_matmul %a, %p {scale}epilogue(%b) outs(%y) {_MAP} : ({types}) -> (){_BIAS}"
+    op = (
+        f"qkernel.packed_matmul %a, %p {scale}epilogue(%b) outs(%y) {_MAP} : ({types}) -> (){_BIAS}"
+    )
     return leaves.add(symbol, "riscv.packed_matmul", arguments, op)
 
 
@@ -162,6 +170,7 @@ class Contest:
     int8: bool
     """Which weight they read."""
     leaves: LeafSet
+    output: str = "y"
 
     @property
     def definitions(self) -> str:
@@ -177,6 +186,8 @@ _POINTERS = {
     "w": "(const int8_t *)AT_w",
     "f": "(const float *)AT_w",
     "z": "(const int8_t *)AT_z",
+    "uw": "(const uint8_t *)AT_uw",
+    "uz": "(const uint8_t *)AT_uz",
     "s": "(const float *)AT_s",
     "b": "(const float *)AT_b",
     "r": "(float *)AT_r",
@@ -185,12 +196,12 @@ _POINTERS = {
 }
 
 
-def call(symbol: str, *names: str) -> str:
-    """A call with operands in L1; `+ offset` may follow a name."""
-    arguments: list[str] = []
+def call(symbol: str, *names: str, sizes: tuple[int, ...] = ()) -> str:
+    """A call with numbers and operands in L1; ` + offset`, in elements, may follow a name."""
+    arguments = [str(size) for size in sizes]
     for name in names:
         base, plus, rest = name.partition(" ")
-        arguments.append(f"{_POINTERS[base]}{f' {rest}' if plus else ''}")
+        arguments.append(f"{_POINTERS[base]}{plus}{rest}")
     return f"{symbol}({', '.join(arguments)});"
 
 
@@ -200,16 +211,21 @@ def _facts(kernel: GeneratedKernel, name: str) -> float:
     return float(value)
 
 
+_SCHEMES = {"peer": "peer 1x7, C", "plain": "plain C"}
+
+
 def in_c(problem: Problem, *, int8: bool) -> list[Job]:
-    """The peer's scheme, and plain C."""
+    """The peer's scheme, and plain C, on operands in L1."""
     kind = "int8" if int8 else "f32"
     weight = ["w", "s", "z"] if int8 else ["f"]
-    sizes = f"{problem.m}, {problem.n}, {problem.k}, "
-    jobs: list[Job] = []
-    for scheme, label in (("peer", "peer 1x7, C"), ("plain", "plain C")):
-        text = call(f"{scheme}_{kind}", "a", *weight, "b", "y").replace("(", f"({sizes}", 1)
-        jobs.append(Job(f"{label}, {kind}", ("BEGIN();", text)))
-    return jobs
+    sizes = (problem.m, problem.n, problem.k)
+    return [
+        Job(
+            f"{label}, {kind}",
+            ("BEGIN();", call(f"{scheme}_{kind}", "a", *weight, "b", "y", sizes=sizes)),
+        )
+        for scheme, label in _SCHEMES.items()
+    ]
 
 
 def packed(problem: Problem, target: Target, *, int8: bool) -> Contest:
@@ -230,6 +246,7 @@ def packed(problem: Problem, target: Target, *, int8: bool) -> Contest:
         ),
         _facts(pack, "instructions_per_weight") * k * n
         + _facts(product, "instructions_per_mac") * problem.macs,
+        shifted=True,
     )
     panels = -(-n // PANEL)
     memory = _memory(problem, problem.w if int8 else problem.floats, panels)
@@ -237,7 +254,7 @@ def packed(problem: Problem, target: Target, *, int8: bool) -> Contest:
     return Contest(problem, memory, jobs, int8, leaves)
 
 
-def plain(problem: Problem, target: Target) -> Contest:
+def only_c(problem: Problem, target: Target) -> Contest:
     """C only, int8."""
     jobs = tuple(in_c(problem, int8=True))
     return Contest(problem, _memory(problem, problem.w, 0), jobs, True, LeafSet(target))
@@ -266,6 +283,7 @@ def by_panels(problem: Problem, target: Target) -> Contest:
         ),
         _facts(pack, "instructions_per_weight") * k * n
         + _facts(product, "instructions_per_mac") * problem.macs,
+        shifted=True,
     )
     pieces = problem.w.reshape(k, -1, columns).transpose(1, 0, 2)
     memory = _memory(problem, np.ascontiguousarray(pieces), PANELS_AT_ONCE)
@@ -273,33 +291,64 @@ def by_panels(problem: Problem, target: Target) -> Contest:
 
 
 def few_rows(problem: Problem, target: Target) -> Contest:
-    """Each weight converted in registers: for up to four rows."""
+    """
+    Each weight converted in registers: for up to four rows. Exact, with the zero point taken from each weight and hoisted, and by
+    `p.inserti`, which takes unsigned weights.
+    """
     m, k, n = problem.m, problem.k, problem.n
     leaves = LeafSet(target)
-    a, w, y = _memref(m, k), _memref(k, n, element="i8"), _memref(m, n)
-    s, z, r = _memref(n), _memref(n, element="i8"), _memref(m)
+    a, s, y, r = _memref(m, k), _memref(n), _memref(m, n), _memref(m)
     op = f"qkernel.row_sum %a outs(%r) : ({a}, {r}) -> ()"
-    sums = leaves.add("row_sum", "riscv.row_sum", [f"%a: {a}", f"%r: {r}"], op)
-    op = (
-        f"qkernel.dequant_matmul %a, %w, %s zero_point(%z) row_sum(%r) epilogue(%b) outs(%y) {_MAP} {{hoisted}}"
-        f" : ({a}, {w}, {s}, {z}, {r}, {s}, {y}) -> (){_BIAS}"
-    )
-    arguments = [f"%a: {a}", f"%w: {w}", f"%s: {s}", f"%z: {z}", f"%r: {r}", f"%b: {s}", f"%y: {y}"]
-    product = leaves.add("dequant", "riscv.dequant_matmul", arguments, op)
-    ours = Job(
-        "ours, int8 exact",
-        (
-            "BEGIN();",
-            call("row_sum", "a", "r"),
-            "qf_barrier();",
-            "BEGIN();",
-            call("dequant", "a", "w", "s", "z", "r", "b", "y"),
-        ),
-        _facts(product, "instructions_per_mac") * problem.macs,
-    )
-    del sums
+    leaves.add("row_sum", "riscv.row_sum", [f"%a: {a}", f"%r: {r}"], op)
+    jobs: list[Job] = []
+    for way in _FEW_ROWS:
+        w, z = (_memref(*shape, element=way.element) for shape in ((k, n), (n,)))
+        sums = " row_sum(%r)" if way.hoisted else ""
+        attribute = " {hoisted}" if way.hoisted else ""
+        types = ", ".join([a, w, s, z, *([r] if way.hoisted else []), s, y])
+        op = (
+            f"qkernel.dequant_matmul %a, %w, %s zero_point(%z){sums} epilogue(%b) outs(%y) {_MAP}{attribute}"
+            f" : ({types}) -> (){_BIAS}"
+        )
+        arguments = [f"%a: {a}", f"%w: {w}", f"%s: {s}", f"%z: {z}"]
+        arguments += [*([f"%r: {r}"] if way.hoisted else []), f"%b: {s}", f"%y: {y}"]
+        made = leaves.add(way.symbol, way.kernel, arguments, op)
+        first = ("BEGIN();", call("row_sum", "a", "r"), "qf_barrier();") if way.hoisted else ()
+        weight = ("w", "z") if way.element == "i8" else ("uw", "uz")
+        names = ["a", weight[0], "s", weight[1], *(["r"] if way.hoisted else []), "b", "y"]
+        predicted = _facts(made, "instructions_per_mac") * problem.macs
+        statements = (*first, "BEGIN();", call(way.symbol, *names))
+        jobs.append(Job(way.label, statements, predicted, shifted=True, added=way.added))
     memory = _memory(problem, problem.w, 0)
-    return Contest(problem, memory, (*in_c(problem, int8=True), ours), True, leaves)
+    unsigned = {"uw": _unsigned(problem.w), "uz": _unsigned(problem.zero)}
+    memory = Memory({**memory.l1, **unsigned})
+    return Contest(problem, memory, (*in_c(problem, int8=True), *jobs), True, leaves)
+
+
+def _unsigned(values: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+    """128 more."""
+    return (values.astype(np.int16) + 128).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A kernel for few rows."""
+
+    label: str
+    symbol: str
+    kernel: str
+    element: str
+    hoisted: bool
+    added: int = 0
+
+
+_FEW_ROWS = (
+    _Way("ours, int8 exact", "dequant", "riscv.dequant_matmul", "i8", False),
+    _Way("ours, int8 exact, hoisted", "dequant_hoisted", "riscv.dequant_matmul", "i8", True),
+    _Way(
+        "ours, int8 p.inserti", "dequant_inserti", "riscv.dequant_matmul_inserti", "ui8", False, 384
+    ),
+)
 
 
 def _memory(problem: Problem, w: Array, panels: int) -> Memory:
@@ -316,3 +365,54 @@ def _memory(problem: Problem, w: Array, panels: int) -> Memory:
             "y": problem.m * problem.n * 4,
         }
     )
+
+
+def staged_in_c(problem: Problem, target: Target, rows: int, columns: int) -> Contest:
+    """C on operands in L2, by DMA: tiles of `columns` columns of the weight, and for each of them tiles of `rows` rows."""
+    m, k, n = problem.m, problem.k, problem.n
+    if m % rows or n % columns:
+        raise ValueError(f"{m} x {n} is not divided by tiles of {rows} x {columns}")
+    jobs: list[Job] = []
+    for scheme, label in _SCHEMES.items():
+        statements = (
+            f"for (ptrdiff_t n = 0; n < {n}; n += {columns}) {{",
+            "if (qf_core_id() == 0) {",
+            f"qf_dma_wait(qf_dma_start_2d(AT_w, AT_all_w + n, {columns}, {k}, {columns}, {n}));",
+            f"qf_dma_wait(qf_dma_start(AT_s, AT_all_s + n * 4, {columns} * 4));",
+            f"qf_dma_wait(qf_dma_start(AT_z, AT_all_z + n, {columns}));",
+            f"qf_dma_wait(qf_dma_start(AT_b, AT_all_b + n * 4, {columns} * 4));",
+            "}",
+            f"for (ptrdiff_t m = 0; m < {m}; m += {rows}) {{",
+            "if (qf_core_id() == 0) {",
+            f"qf_dma_wait(qf_dma_start(AT_a, AT_all_a + m * {k} * 4, {rows * k * 4}));",
+            "}",
+            "qf_barrier();",
+            "BEGIN();",
+            call(f"{scheme}_int8", "a", "w", "s", "z", "b", "y", sizes=(rows, columns, k)),
+            "qf_barrier();",
+            "if (qf_core_id() == 0) {",
+            f"qf_dma_wait(qf_dma_start_2d(AT_all_y + (m * {n} + n) * 4, AT_y, {columns * 4}, {rows}, {n * 4}, {columns * 4}));",
+            "}",
+            "}",
+            "}",
+        )
+        jobs.append(Job(f"{label}, int8", statements))
+    memory = Memory(
+        {
+            "a": rows * k * 4,
+            "w": k * columns,
+            "s": columns * 4,
+            "z": columns,
+            "b": columns * 4,
+            "y": rows * columns * 4,
+        },
+        {
+            "all_a": problem.a,
+            "all_w": problem.w,
+            "all_s": problem.scale,
+            "all_z": problem.zero,
+            "all_b": problem.bias,
+            "all_y": m * n * 4,
+        },
+    )
+    return Contest(problem, memory, tuple(jobs), True, LeafSet(target), "all_y")

@@ -84,6 +84,27 @@ def residual_network(layers: int, width: int, rows: int = 16, seed: int = 0) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def matmul_network(
+    rows: int, w: np.ndarray, scale: np.ndarray, zero: np.ndarray, bias: np.ndarray
+) -> ModelProto:
+    """`y = x @ dequantised w + bias`: an int8 weight [K, N] with scale and zero point per column, x [rows, K]; opset 17."""
+    k, n = w.shape
+    constants = {"w": w, "scale": scale, "zero": zero, "bias": bias}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["floats"], axis=1),
+        helper.make_node("MatMul", ["x", "floats"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "matmul",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, n])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
 def convolution_network(blocks: int, channels: int, size: int, seed: int = 0) -> ModelProto:
     """`blocks` times: 3 x 3 Conv -> Relu -> depthwise 3 x 3 Conv -> Relu -> 1 x 1 Conv -> Add of the block's input.
 

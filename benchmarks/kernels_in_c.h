@@ -1,7 +1,7 @@
 /* What generated kernels are compared with: a matmul in plain C, and the scheme of hand-written libraries of kernels for PULP
- * clusters, one row by seven columns. Rows are divided over the cores. y = scale * (a * (w - zero) - ...) + bias; f32 has neither scale nor zero.
+ * clusters, one row by seven columns. Rows are divided over the cores.
  *
- * Sums use the fused multiply-add that the generated kernels use.
+ * int8: y = scale * (a w - zero * sum of a) + bias; f32: y = a w + bias. Like the generated kernels they multiply and add in one.
  */
 #ifndef KERNELS_IN_C_H
 #define KERNELS_IN_C_H

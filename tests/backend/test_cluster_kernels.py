@@ -40,7 +40,15 @@ def options(cores: int) -> dict[str, Any]:
 
 
 def test_convolutions(cores: int) -> None:
-    suite, cases = test_conv.all_cases()
+    if cores == 3:
+        suite, cases = test_conv.all_cases()
+    else:
+        suite, rng = Level3(), np.random.default_rng(cores)
+        sample = test_conv.CONVS[cores % 5 :: 5]
+        cases = [test_conv.add_float(suite, c, rng) for c in sample]
+        cases += [test_conv.add_window_sum(suite, c, rng) for c in sample]
+        for hoisted in (False, True):
+            cases += [test_conv.add_dequant(suite, c, i8, True, True, hoisted, rng) for c in sample]
     found = suite.run(**options(cores))
     for name, expected, bound in cases:
         assert_within(found[name], expected, bound, name)
@@ -51,7 +59,7 @@ def test_matmuls(cores: int) -> None:
         suite, cases = test_matmul.all_cases()
     else:
         suite, rng = Level3(), np.random.default_rng(cores)
-        cases = [test_matmul.add_case(suite, c, rng) for c in test_matmul.CASES[cores % 7 :: 7]]
+        cases = [test_matmul.add_case(suite, c, rng) for c in test_matmul.CASES[cores % 9 :: 9]]
         cases += test_matmul.float_cases(suite, rng)
     test_matmul.check(suite.run(**options(cores)), cases)
 
@@ -66,9 +74,9 @@ def test_matmuls(cores: int) -> None:
     ],
     ids=["reductions", "copies", "index maps", "nan"],
 )
-def test_loop_nests(cores: int, cases: Callable[[], None]) -> None:
-    if cores in (3, 8):
-        cases()
+def test_loop_nests(monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
+    monkeypatch.setattr(Level3, "target", "threads:cores=3")
+    cases()
 
 
 def accumulating(rank: int) -> dict[str, Any]:
@@ -84,50 +92,56 @@ def untouched(shape: tuple[int, ...]) -> Array:
     return np.full(shape, 0xA5A5A5A5, np.uint32).view(np.float32)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_each_output_is_made_once(cores: int, seed: int) -> None:
-    """With every split of three: names differ, so splits do."""
-    suite, rng = Level3(), np.random.default_rng(seed)
+def test_each_output_is_made_once(cores: int) -> None:
+    """Each kernel in three ways: the splits differ with the names."""
+    suite, rng = Level3(), np.random.default_rng(cores)
     expected: list[tuple[str, Array, Array]] = []
 
     def add(
         name: str, kernel: str, a: Array, b: Array, wide: Array, magnitude: Array, op: Any
     ) -> None:
         out = suite.add(
-            f"{name}_{seed}", kernel, [Arg(f32, a), Arg(f32, b), Arg(f32, shape=wide.shape)],
+            name, kernel, [Arg(f32, a), Arg(f32, b), Arg(f32, shape=wide.shape)],
             lambda v: [op(v[0], v[1], v[2], epilogue_operands=[v[2]], **accumulating(wide.ndim))],
         )  # fmt: skip
         before = untouched(wide.shape).astype(np.float64)
         expected.append((out, wide + before, magnitude))
 
-    for m, k, n in ((1, 9, 21), (5, 7, 16), (13, 4, 3)):
-        a = rng.standard_normal((m, k)).astype(np.float32)
-        b = rng.standard_normal((k, n)).astype(np.float32)
-        bound = gamma(k + 2) * (np.abs(a).astype(np.float64) @ np.abs(b))
-        add(f"matmul_{m}", "c.matmul", a, b, a.astype(np.float64) @ b, bound, qkernel.MatmulOp)
-    for conv in (test_conv.CONVS[1], test_conv.CONVS[4], test_conv.CONVS[5], test_conv.CONVS[7]):
-        x = rng.standard_normal(conv.x).astype(np.float32)
-        w = rng.standard_normal(conv.weight).astype(np.float32)
-        taps = int(np.prod(conv.weight[1:]))
-        bound = gamma(taps + 2) * test_conv.reference(conv, np.abs(x), np.abs(w))
-        wide = test_conv.reference(conv, x, w)
-        add(
-            conv.name, "c.conv", x, w, wide, bound,
-            lambda *v, c=conv, **e: qkernel.ConvOp(*v, **c.window, **e),
-        )  # fmt: skip
-    x = rng.integers(-99, 99, (4, 5, 6)).astype(np.int32)
-
-    def add_to(v: Any) -> list[Any]:
-        maps = [AffineMap.identity(3), AffineMap.identity(3)]
-        body = lambda k, e: test_loops.op(k, arith.AddiOp(e[0], e[1]))  # noqa: E731
-        return [test_loops.generic([v[0]], v[1], maps, "ppp", body)]
-
-    loops = suite.add(f"loops_{seed}", "c.loops", [Arg(i32, x), Arg(i32, shape=x.shape)], add_to)
+    loops: list[tuple[str, Array]] = []
+    for seed in range(3):
+        for m, k, n in ((1, 9, 21), (5, 7, 16), (13, 4, 3)):
+            a = rng.standard_normal((m, k)).astype(np.float32)
+            b = rng.standard_normal((k, n)).astype(np.float32)
+            bound = gamma(k + 2) * (np.abs(a).astype(np.float64) @ np.abs(b))
+            wide = a.astype(np.float64) @ b
+            add(f"matmul_{m}_{seed}", "c.matmul", a, b, wide, bound, qkernel.MatmulOp)
+        for i in (1, 4, 5, 7):
+            conv = test_conv.CONVS[i]
+            x = rng.standard_normal(conv.x).astype(np.float32)
+            w = rng.standard_normal(conv.weight).astype(np.float32)
+            taps = int(np.prod(conv.weight[1:]))
+            bound = gamma(taps + 2) * test_conv.reference(conv, np.abs(x), np.abs(w))
+            wide = test_conv.reference(conv, x, w)
+            add(
+                f"{conv.name}_{seed}", "c.conv", x, w, wide, bound,
+                lambda *v, c=conv, **e: qkernel.ConvOp(*v, **c.window, **e),
+            )  # fmt: skip
+        q = rng.integers(-99, 99, (4, 5, 6)).astype(np.int32)
+        args = [Arg(i32, q), Arg(i32, shape=q.shape)]
+        before = np.full(q.shape, 0xA5A5A5A5, np.uint32).view(np.int32)
+        loops.append((suite.add(f"loops_{seed}", "c.loops", args, add_to), before + q))
     found = suite.run(native=False, extra_cflags=["-O1"])
     for name, wide, bound in expected:
         assert_within(found[name], wide, bound, name)
-    before = np.full(x.shape, 0xA5A5A5A5, np.uint32).view(np.int32)
-    assert np.array_equal(found[loops], before + x)
+    for name, sums in loops:
+        assert np.array_equal(found[name], sums)
+
+
+def add_to(v: Any) -> list[Any]:
+    """Adds to what y holds."""
+    maps = [AffineMap.identity(3), AffineMap.identity(3)]
+    body = lambda k, e: test_loops.op(k, arith.AddiOp(e[0], e[1]))  # noqa: E731
+    return [test_loops.generic([v[0]], v[1], maps, "ppp", body)]
 
 
 def matmul_text(split: tuple[int, ...], m: int = 8, n: int = 24) -> str:

@@ -55,6 +55,10 @@ class Operand:
         return cast(Array, sum(g * s for g, s in zip(grids, self.strides, strict=True)))
 
 
+IN_PLACE = "y"
+"""In `Epilogue.maps`: the operand is the output's own element."""
+
+
 @dataclass(frozen=True)
 class Epilogue:
     """What follows the product."""
@@ -127,6 +131,14 @@ EPILOGUES: Mapping[str, Epilogue] = {
 }  # fmt: skip
 
 
+ALL_EPILOGUES: Mapping[str, Epilogue] = {
+    **EPILOGUES,
+    "in place": Epilogue(
+        "column", maps=("d1", IN_PLACE), body=[ADD, "%r = arith.addf %t, %x1 : f32"]
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Problem:
     """A leaf function and its operands."""
@@ -144,7 +156,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         source = np.random.default_rng([self.m, self.n, self.k])
-        m, n, k, e = self.m, self.n, self.k, EPILOGUES[self.epilogue]
+        m, n, k, e = self.m, self.n, self.k, ALL_EPILOGUES[self.epilogue]
 
         def normal(*shape: int) -> Array:
             return source.standard_normal(shape).astype(np.float32)
@@ -167,23 +179,31 @@ class Problem:
             found["sums"] = Operand(found["a"].array.sum(axis=1))
         sizes = {"d0": m, "d1": n}
         for i, map_ in enumerate(e.maps):
+            if map_ == IN_PLACE:
+                continue
             extents = [sizes[d] for d in map_.split(", ")] if map_ else []
             found[f"e{i}"] = Operand(normal(*extents))
-        found["y"] = Operand(np.full((m, n), np.nan, np.float32), rows(self.y_stride))
+        before = normal(m, n) if IN_PLACE in e.maps else np.full((m, n), np.nan, np.float32)
+        found["y"] = Operand(before, rows(self.y_stride))
         self.operands.update(found)
 
     @property
     def text(self) -> str:
-        e = EPILOGUES[self.epilogue]
+        e = ALL_EPILOGUES[self.epilogue]
         arguments = ", ".join(f"%{n}: {o.type}" for n, o in self.operands.items())
-        types = ", ".join(o.type for o in self.operands.values())
+        written = self.operands["y"].type
+        types = ", ".join(
+            [o.type for n, o in self.operands.items() if n != "y"]
+            + [written] * (e.maps.count(IN_PLACE) + 1)
+        )
         clauses = " scale(%scale)" if e.scale else ""
         if e.zero_point:
             clauses += " zero_point(%z) row_sum(%sums)"
         region = after = ""
         if e.body:
-            names = [f"%e{i}" for i in range(len(e.maps))]
-            maps = ", ".join(f"affine_map<(d0, d1) -> ({m})>" for m in e.maps)
+            names = ["%y" if m == IN_PLACE else f"%e{i}" for i, m in enumerate(e.maps)]
+            results = ["d0, d1" if m == IN_PLACE else m for m in e.maps]
+            maps = ", ".join(f"affine_map<(d0, d1) -> ({m})>" for m in results)
             clauses += f" epilogue({', '.join(names)})"
             after = f"maps [{maps}] "
             arguments_of_body = ("%acc", *(f"%x{i}" for i in range(len(names))))

@@ -10,7 +10,7 @@ import pytest
 from xdsl.dialects import func
 
 from qfold.backend.riscv import GENERATORS, cost, generate, packed_matmul
-from qfold.backend.riscv.generated import CannotGenerate, LeafKernel
+from qfold.backend.riscv.generated import CannotGenerate, GeneratedKernel, LeafKernel
 from qfold.backend.riscv.inner_product import STEPS, UNROLLED, loop_iterations
 from qfold.backend.riscv.operands import OffsetReader, PointersReader
 from qfold.backend.riscv.schedule import schedule
@@ -116,11 +116,11 @@ def test_the_block_that_is_chosen() -> None:
     """4 x 4 wherever there are four rows: the fewest instructions per multiply-accumulate."""
     for isa in (ZFINX, FLOAT, PLAIN):
         for stride in (4, 256, 1024, 1028, 4096, 40000):
-            chosen = cost.choose(isa, 9, stride)
+            chosen = cost.ranked(isa, 9, stride)[0]
             assert chosen.name == "4x4", (isa.name, stride)
             assert chosen.fits
             assert chosen.fpu_bound == cost.FPU_SHARE
-        assert [cost.choose(isa, m, 256).rows for m in (1, 2, 3)] == [1, 2, 3]
+        assert [cost.ranked(isa, m, 256)[0].rows for m in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_addressing() -> None:
@@ -146,9 +146,35 @@ def test_an_override() -> None:
     assert kernel.facts["block"] == "2x4"
     assert [f.symbol for f in kernel.functions] == ["leaf_2x4"]
     with pytest.raises(
-        CannotGenerate, match=r"qmm.block = \[5, 4\]: for 8 rows there are 1x4, 2x4"
+        CannotGenerate, match=r"qmm.block = \[5, 4\]: for 8 rows there are 4x4, 3x4"
     ):
         Problem(8, 8, 16, block=(5, 4)).case(target_named("spike"))
+
+
+def wide(terms: int) -> str:
+    """An epilogue that holds `terms` values of each element at once."""
+    products = [f"%t{i} = arith.mulf %acc, %x0 : f32" for i in range(terms)]
+    sums = [f"%s{i} = arith.addf %{f's{i - 1}' if i else 'acc'}, %t{i} : f32" for i in range(terms)]
+    body = "\n".join([*products, *sums])
+    return Problem(8, 8, 16, "bias").text.replace(
+        "%r = arith.addf %acc, %x0 : f32", f"{body}\n%r = arith.addf %s{terms - 1}, %acc : f32"
+    )
+
+
+def test_an_epilogue_that_needs_many_registers() -> None:
+    """Fewer rows leave registers for it, until no block does."""
+
+    def kernel(terms: int) -> GeneratedKernel:
+        (function,) = (o for o in leaf_module(wide(terms)).walk() if isinstance(o, func.FuncOp))
+        buffers = Problem(8, 8, 16, "bias").case(target_named("spike")).buffers
+        named = dict(zip(function.body.block.args, buffers, strict=True))
+        return packed_matmul.generate(LeafKernel(function, "leaf", target_named("spike"), named))
+
+    assert kernel(6).facts["block"] == "4x4"
+    assert kernel(16).facts["block"] == "3x4"
+    assert kernel(20).facts["block"] == "2x4"
+    with pytest.raises(CannotGenerate, match="more values at once than registers: 4x4, 3x4, 2x4"):
+        kernel(40)
 
 
 # endregion
@@ -177,7 +203,7 @@ def test_facts() -> None:
     functions = cast("dict[str, dict[str, int]]", kernel.facts["functions"])
     (function,) = kernel.functions
     assert functions["leaf_4x4"]["registers"] == len(function.registers)
-    words = [x for x in lines(function.text) if x and not re.match(r"\.(?!insn)|.*:$", x)]
+    words = [x for x in lines(function.text) if re.match(r"(\.insn|[a-z])[^:]*$", x)]
     assert functions["leaf_4x4"]["code_bytes"] == 4 * len(words)
 
 

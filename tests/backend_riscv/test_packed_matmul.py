@@ -12,18 +12,18 @@ import pytest
 from qfold.targets import target_named
 from tests.backend_riscv.harness import needs_qemu, run_on_qemu
 from tests.backend_riscv.on_spike import needs_spike, run_on_spike
-from tests.backend_riscv.packed import EPILOGUES, Problem
+from tests.backend_riscv.packed import ALL_EPILOGUES, Problem
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32)
 TAILS = [
-    Problem(m, n, DEPTHS[(m + 3 * n) % len(DEPTHS)], list(EPILOGUES)[(5 * m + n) % 10])
+    Problem(m, n, DEPTHS[(m + 3 * n) % len(DEPTHS)], list(ALL_EPILOGUES)[(5 * m + n) % 10])
     for m in range(1, 10)
     for n in range(1, 10)
 ]
 ALL_DEPTHS = [Problem(5, 6, k, split=(2, 2)) for k in (*DEPTHS, 255, 256, 257, 300, 513)]
-ALL_EPILOGUES = [
+EACH_EPILOGUE = [
     Problem(m, n, 7, name, split=(1, 2))
-    for i, name in enumerate(EPILOGUES)
+    for i, name in enumerate(ALL_EPILOGUES)
     for m, n in (((4, 8), (7, 7))[i % 2], (2, 5))
 ]
 SPLITS = [
@@ -31,7 +31,7 @@ SPLITS = [
     for m, n in ((9, 18), (32, 7), (1, 33))
     for split in ((8, 1), (1, 8), (2, 4), (4, 2), (3, 1))
 ]
-STRIDED = [
+STRIDED = [Problem(7, 9, 5, "in place", y_stride=700)] + [
     Problem(6, 9, 5, "hoisted, bias, residual", a_stride=a, y_stride=y)
     for a, y in ((5, 12), (300, 300), (511, 9), (513, 700), (3000, 3000))
 ]
@@ -39,7 +39,7 @@ BLOCKS = [Problem(7, 9, 12, "bias relu", block=(rows, 4)) for rows in (1, 2, 3, 
 EVERYTHING = {
     "tails": TAILS,
     "depths": ALL_DEPTHS,
-    "epilogues": ALL_EPILOGUES,
+    "epilogues": EACH_EPILOGUE,
     "splits": SPLITS,
     "strided": STRIDED,
     "blocks": BLOCKS,

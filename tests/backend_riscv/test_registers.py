@@ -32,7 +32,7 @@ from qfold.targets import target_named
 from qfold.targets.isa import FLOAT, PLAIN, ZFINX
 from tests.backend_riscv.harness import Case
 from tests.backend_riscv.on_spike import needs_spike, run_on_spike
-from tests.backend_riscv.packed import EPILOGUES, Problem
+from tests.backend_riscv.packed import ALL_EPILOGUES, Problem
 
 
 def simulate(block: Block, registers: dict[object, object]) -> None:
@@ -64,7 +64,7 @@ def allocated(b: FunctionBuilder) -> riscv_func.FuncOp:
     return b.function
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("epilogue", ALL_EPILOGUES)
 @pytest.mark.parametrize("k", [1, 8, 600])
 def test_no_value_is_lost(epilogue: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every function of a kernel with whole blocks and tails, run symbolically after allocation."""

@@ -23,7 +23,7 @@ from qfold.backend.run import build_module, pack_ports, unpack_ports
 from qfold.frontend import LoadedModel, load_model
 from qfold.targets import target_named
 from qfold.tools.driver import Options, compile_loaded
-from tests.networks.builders import transformer
+from tests.networks.builders import mlp, transformer
 from tests.networks.weight_only import Scheme, quantize_weights
 from tests.runtime.compiling import compiler
 
@@ -94,10 +94,17 @@ def _call(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+MODELS = {
+    "int8": (transformer, Scheme("axis", "int8", asymmetric=True)),
+    "int4": (mlp, Scheme("block", "int4", asymmetric=True)),
+}
+
+
 @cache
-def on_host() -> tuple[LoadedModel, dict[str, Array], dict[str, Array]]:
-    """A network with int8 weights, inputs, and what the host makes of them."""
-    model, _ = quantize_weights(transformer(), Scheme("axis", "int8", asymmetric=True))
+def on_host(name: str) -> tuple[LoadedModel, dict[str, Array], dict[str, Array]]:
+    """A network of `MODELS`, inputs, and what the host makes of them."""
+    make, scheme = MODELS[name]
+    model, _ = quantize_weights(make(), scheme)
     loaded = load_model(model.SerializeToString())
     host = build_module(compile_loaded(loaded).kernels)
     rng = np.random.default_rng(0)
@@ -108,8 +115,8 @@ def on_host() -> tuple[LoadedModel, dict[str, Array], dict[str, Array]]:
     return loaded, inputs, host.run(inputs)
 
 
-def make_network(folder: Path, target: str) -> Network:
-    loaded, inputs, expected = on_host()
+def make_network(folder: Path, target: str, name: str = "int8") -> Network:
+    loaded, inputs, expected = on_host(name)
     kernels = compile_loaded(loaded, Options(target=target)).kernels
     write_directory(folder, emit(kernels))
     return Network(Program.of(kernels), folder, inputs, expected)
@@ -135,6 +142,13 @@ def test_generated_code_keeps_the_rules(network: Network, flags: tuple[str, ...]
 @pytest.mark.parametrize("cores", [1, 16])
 def test_any_number_of_cores(tmp_path: Path, cores: int) -> None:
     network = make_network(tmp_path, f"threads:cores={cores}")
+    network.assert_good(network.run(network.build(DEBUG)))
+
+
+def test_half_a_byte_at_the_end(tmp_path: Path) -> None:
+    """Weights of 17 x 33 four-bit integers: the last byte of a transfer is half used."""
+    network = make_network(tmp_path, "threads:cores=3", "int4")
+    assert re.search(r"qf_dma_start\(w_tile, w, 281\)", network.dispatches)
     network.assert_good(network.run(network.build(DEBUG)))
 
 

@@ -179,6 +179,30 @@ def test_a_compiler_for_another_machine_is_refused(tmp_path: Path) -> None:
         find_cross_compiler(SPIKE, "nothing")
 
 
+@pytest.mark.parametrize("cc", ["clang-19", None])
+def test_64_bit_division(tmp_path: Path, cc: str | None) -> None:
+    """Code may call the compiler's own library: zig brings it, apt's clang does not and says so."""
+    needs_spike()
+    source = tmp_path / "divide.c"
+    source.write_text(
+        '#include "port.h"\n'
+        "int qf_main(int argc, char **argv) { (void)argv; return (int)(21000000000 * argc / (argc + 499999999)); }\n"
+    )
+
+    def built() -> Path:
+        return compile_program(
+            [source], SPIKE, output=tmp_path, directory=tmp_path, cc=cc, runner=False
+        ).binary
+
+    if cc is None:
+        assert Spike().run(built(), [], SPIKE, timeout=60).exit_code == 42
+        return
+    if shutil.which(cc) is None:
+        pytest.skip(f"{cc} is not on PATH")
+    with pytest.raises(BuildError, match=r"(?s)__divdi3.*compile with zig or GCC"):
+        built()
+
+
 def test_cc_of_the_environment_is_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/no/such/compiler")
     assert find_cross_compiler(SPIKE).kind in ("zig", "clang")
@@ -264,6 +288,9 @@ def test_a_compiler_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(SimulatorError, match=r"does not compile:\nfalse -std=c\+\+20"):
+        extension(headers, "0")
+    monkeypatch.setenv("CXX", "nothing")
+    with pytest.raises(SimulatorError, match=r"\$CXX, 'nothing', is not an executable"):
         extension(headers, "0")
 
 

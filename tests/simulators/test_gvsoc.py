@@ -25,11 +25,12 @@ needs_gvsoc = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp("gvsoc"), "gvsoc", PULP_OPEN)
+    folder = tmp_path_factory.mktemp("gvsoc")
+    return Machine(folder, "gvsoc", PULP_OPEN, flags=("-DQFOLD_COUNT",))
 
 
 @needs_gvsoc
-@pytest.mark.parametrize("scenario", ["forks", "transfers", "stack"])
+@pytest.mark.parametrize("scenario", ["forks", "transfers", "stack", "counters"])
 def test_holds(machine: Machine, scenario: str) -> None:
     done = machine.run(scenario, "3")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -45,26 +46,13 @@ def test_any_number_of_cores(tmp_path: Path) -> None:
 
 
 @needs_gvsoc
-@pytest.mark.parametrize("flags", [(), ("-DDMA_LENGTH_MAX=100",), ("-DQFOLD_DEBUG_DMA",)])
-def test_transfers(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """All shapes, both ways; with a length field so short that most are split; and with the checked DMA."""
-    cluster = Machine(tmp_path, "gvsoc", RUNTIME_TESTS / "cluster.c", flags=flags)
+@pytest.mark.parametrize("flag", ["-DDMA_LENGTH_MAX=100", "-DQFOLD_DEBUG_DMA"])
+def test_transfers(tmp_path: Path, flag: str) -> None:
+    """All shapes, both ways: with a length field so short that most are split, and with the checked DMA."""
+    cluster = Machine(tmp_path, "gvsoc", RUNTIME_TESTS / "cluster.c", flags=(flag,))
     for scenario in ("barriers", "transfers"):
         done = cluster.run(scenario)
         assert (done.exit_code, done.stderr) == (0, ""), scenario
-
-
-@needs_gvsoc
-def test_large_transfers_in_parts(tmp_path: Path) -> None:
-    short = Machine(tmp_path, "gvsoc", PULP_OPEN, flags=("-DDMA_LENGTH_MAX=1000",))
-    done = short.run("transfers")
-    assert (done.exit_code, done.stderr) == (0, "")
-
-
-@needs_gvsoc
-def test_waiting_is_no_work_and_events_count(tmp_path: Path) -> None:
-    done = Machine(tmp_path, "gvsoc", PULP_OPEN, flags=("-DQFOLD_COUNT",)).run("counters")
-    assert (done.exit_code, done.stderr) == (0, "")
 
 
 @needs_gvsoc

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qfold.backend.simulators import SimulatorTimeout, simulator_for
+from tests.runtime.test_debug_dma import ALLOWED, BROKEN
 from tests.simulators.support import BOTH, RUNTIME_TESTS, SOURCES, Machine, needs_spike
 
 STACK = 2048
@@ -50,6 +51,13 @@ def test_the_debug_dma(tmp_path: Path) -> None:
     flags = ("-DQFOLD_DEBUG_DMA",)
     cluster = Machine(tmp_path / "good", "spike", RUNTIME_TESTS / "cluster.c", flags=flags)
     assert cluster.run("transfers").exit_code == 0
+    rules = Machine(tmp_path / "rules", "spike", RUNTIME_TESTS / "dma_rules.c", flags=flags)
+    for scenario, (function, message) in BROKEN.items():
+        done = rules.run(scenario)
+        assert done.exit_code == 70, scenario
+        assert function in done.stdout and message in done.stdout, scenario
+    for scenario, code in ALLOWED.items():
+        assert rules.run(scenario).exit_code == code, scenario
 
 
 # Counters
@@ -102,6 +110,14 @@ def test_a_trap_names_core_cause_pc_address_and_symbol(machine: Machine) -> None
     assert re.fullmatch(
         r"trap: core 0: load access fault \(cause 5\), pc 0x1c01\w+ \(qf_main\+0x\w+\), address 0x14\n",
         done.stdout,
+    )
+
+
+def test_a_misaligned_load(machine: Machine) -> None:
+    done = machine.run("load", str(0x20000002))
+    assert done.exit_code == 71
+    assert (
+        "load address misaligned (cause 4)" in done.stdout and "address 0x20000002" in done.stdout
     )
 
 

@@ -9,13 +9,13 @@ import pytest
 from xdsl.dialects import arith, math, memref, tensor
 from xdsl.dialects.builtin import ModuleOp, f32, i32, i64
 from xdsl.dialects.linalg import ops as linalg_ops
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import pulp, qkernel, qmm
 from qfold.dialects.element_types import i4, i8
 from qfold.ir.builder import ScalarBuilder, TensorBuilder
-from qfold.ir.locations import node_names
+from qfold.ir.locations import name_location, node_names
 from tests.transforms_buffer.cluster import (
     all_ops,
     check_staged,
@@ -281,3 +281,56 @@ def test_strided_operands_become_dense_in_l1():
     result, _ = check_staged(module([(8, 120)], build), "threads")
     for op in all_ops(result, linalg_ops.GenericOp):
         assert all("strided" not in str(v.type) for v in op.operands)
+
+
+@pytest.mark.parametrize(
+    ("x", "channels", "groups"),
+    [((2, 20, 23, 11), 20, 1), ((2, 20, 23, 11), 20, 4), ((1, 3, 63, 43), 3, 3)],
+)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("hoisted", [False, True])
+def test_large_convolutions_go_by_channels_and_rows(
+    x: tuple[int, ...], channels: int, groups: int, stride: int, hoisted: bool
+):
+    """The image does not fit: each tile of rows comes with those around it that the window reaches."""
+    made = conv(x, channels, groups=groups, stride=stride, hoisted=hoisted)
+    result, counts = check_staged(made, "threads:l1=15360,cores=4,stack=1024")
+    found = all_ops(result, qkernel.DequantConvOp)
+    assert max(op.x.type.get_shape()[2] for op in found) < x[2]
+    assert len(staged_names(result)) == (2 if hoisted else 1)
+    pads = {op.pads.get_values()[0::2] for op in found}
+    # The first tile is padded above, those between not at all.
+    assert {(1, 0), (0, 0)} <= pads
+    for op in found:
+        assert op.pads.get_values()[1::2] == (1, 1)
+        depthwise = groups == channels
+        assert op.groups.value.data == (op.x.type.get_shape()[1] if depthwise else groups)
+    out = -(-x[2] // stride) * -(-x[3] // stride)
+    assert counts.bytes_out >= 4 * x[0] * channels * out
+
+
+def test_a_convolution_of_its_own_input_and_a_residual():
+    """The input is an epilogue operand too: of another part of it."""
+
+    def build(b: B, x: V) -> V:
+        w = qmm.WeightAttr.from_array(np.ones((8, 8, 3, 3), np.int8))
+        block = Block(arg_types=[f32, f32])
+        s = ScalarBuilder(block, name_location("epilogue"))
+        s.insert(qmm.YieldOp(s(arith.AddfOp, *block.args)))
+        return b(
+            qmm.DequantConvOp,
+            x,
+            w,
+            qmm.QuantAttr.get(i8, 0.5),
+            strides=(1, 1),
+            pads=(1,) * 4,
+            dilations=(1, 1),
+            groups=1,
+            epilogue_operands=[x],
+            epilogue_maps=[AffineMap.identity(4)],
+            epilogue=Region(block),
+        )
+
+    for target in ("threads", "threads:l1=9216,cores=2,stack=1024"):
+        result, _ = check_staged(module([(1, 8, 17, 9)], build), target)
+        assert len(staged_names(result)) == 1

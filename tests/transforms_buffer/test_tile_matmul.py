@@ -262,7 +262,7 @@ def test_batches_that_cannot_be_rows_share_the_packed_weight():
         ((2, 3, 9, 20), (1, 3, 20, 14)),
         ((2, 1, 9, 20), (3, 20, 14)),
         ((3, 9, 20), (20, 14)),
-        ((1, 20), (4, 20, 14)),
+        ((3, 40), (4, 40, 30)),
     ],
 )
 def test_products_of_activations(a: tuple[int, ...], w: tuple[int, ...], transpose_b: bool):
@@ -277,6 +277,13 @@ def test_products_of_activations(a: tuple[int, ...], w: tuple[int, ...], transpo
         # Each matrix of weights once.
         batches = int(np.prod(w[:-2], dtype=int))
         assert counts.packed_columns == w[-1] * batches
+
+
+def test_many_tiny_products_stay_on_l2():
+    """64 products of one number each: 64 times two transfers and barriers would cost more than loads from L2."""
+    made = module([(64, 1, 1), (64, 1, 1)], lambda b, x, y: b(qmm.MatmulOp, x, y))
+    result, _ = check_staged(made, "threads")
+    assert set(kernels(result).values()) == {"c.matmul"}
 
 
 def test_heads_are_read_where_they_lie():

@@ -164,7 +164,10 @@ def compile_program(
     # A sanitizer is a flag of linking too, for a machine that has it.
     link = [*commands.command, *(flags if target.isa is None else ())]
     link += [*map(str, objects), *map(str, rest), *commands.link_flags]
-    _run([*link, "-o", str(binary)], directory)
+    try:
+        _run([*link, "-o", str(binary)], directory)
+    except BuildError as e:
+        raise BuildError(f"{e}{commands.hint(str(e))}") from None
     memory = None
     if commands.script is not None:
         try:
@@ -194,6 +197,14 @@ class _Commands:
     link_flags: tuple[str, ...]
     """Last, of the command that links."""
     script: Path | None
+    has_library: bool = True
+    """Whether the compiler brings what its code may call: divisions of 64 bits, f64."""
+
+    def hint(self, message: str) -> str:
+        """What to do about a link that failed with that message."""
+        if self.has_library or "undefined symbol: __" not in message:
+            return ""
+        return "\nclang has no run-time library for RISC-V here, which 64-bit divisions and f64 need: compile with zig or GCC"
 
 
 def _commands(target: Target, cc: str | None, output: Path, native: bool) -> _Commands:
@@ -211,7 +222,13 @@ def _commands(target: Target, cc: str | None, output: Path, native: bool) -> _Co
     script = None
     if target.level(target.default_space).origin is not None:
         script = write_linker_script(target, output)
-    return _Commands(Compiler(cross.command), command, tuple(cross.link_flags(script)), script)
+    return _Commands(
+        Compiler(cross.command),
+        command,
+        tuple(cross.link_flags(script)),
+        script,
+        has_library=cross.kind != "clang",
+    )
 
 
 def _compile(command: Sequence[str], source: Path, directory: Path, output: Path) -> Path:

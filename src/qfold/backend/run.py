@@ -123,13 +123,6 @@ class Executable:
         """
         return self._run(inputs, profile=profile)
 
-    def run_profiled(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], Profile]:
-        """The outputs, and which functions ran with which loads. `RunError` where the target's simulator cannot tell."""
-        done = self._run(inputs, profile=True)
-        if done.profile is None:
-            raise RunError("the target has no simulator that counts calls and loads")
-        return done.outputs, done.profile
-
     def run_traced(self, inputs: Mapping[str, Array]) -> list[DispatchTrace]:
         """What each dispatch read and wrote, in order.
 
@@ -200,9 +193,7 @@ class Executable:
                 f"{len(calls)} kernels ran, the module has {len(self._program.dispatches)} dispatches"
             )
         traces: list[DispatchTrace] = []
-        for dispatch, (symbol, records, leafs) in zip(
-            self._program.dispatches, calls, strict=True
-        ):
+        for dispatch, (symbol, records, leafs) in zip(self._program.dispatches, calls, strict=True):
             if symbol != dispatch.kernel.symbol:
                 raise RunError(
                     f"dispatch {dispatch.ordinal} ran {symbol}, the module says {dispatch.kernel.symbol}"

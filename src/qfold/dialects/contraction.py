@@ -34,6 +34,16 @@ from xdsl.utils.exceptions import VerifyException
 
 SEGMENTS = "operandSegmentSizes"
 
+WEIGHT_BIAS = "qmm.weight_bias"
+"""Discardable attribute of a `dequant_matmul`, an i64: its kernel may add this number to each weight and zero point. In the reals
+that changes nothing; rounding errors are those of the larger numbers."""
+
+
+def weight_bias(op: Operation) -> int:
+    """What `WEIGHT_BIAS` says, or 0."""
+    bias = op.attributes.get(WEIGHT_BIAS)
+    return cast("IntegerAttr[IntegerType]", bias).value.data if isinstance(bias, IntegerAttr) else 0
+
 
 def type_of(value: SSAValue) -> TensorType[Attribute] | MemRefType[Attribute]:
     """The shaped type of a tensor or memref value."""
@@ -152,10 +162,13 @@ class EpilogueOperation(GroupedOperation, ABC):
     }
     ```
 
-    The region's first argument is the accumulator (f32), the others are one element of each epilogue operand, read at the
+    The region's first argument is the accumulator, the others are one element of each epilogue operand, read at the
     indices that its map gives for the output's indices. Whatever fuses into a contraction fuses here: bias, activation, residual,
     quantisation.
     """
+
+    ACCUMULATOR: ClassVar[Attribute] = f32
+    """The element type that the contraction sums up in."""
 
     epilogue_operands = var_operand_def()
     epilogue_maps = opt_prop_def(ArrayAttr[AffineMapAttr])
@@ -183,16 +196,16 @@ class EpilogueOperation(GroupedOperation, ABC):
         if block is None:
             if self.epilogue_operands or self.maps:
                 raise VerifyException("epilogue operands without an epilogue region")
-            if output.get_element_type() != f32:
+            if output.get_element_type() != self.ACCUMULATOR:
                 raise VerifyException(
-                    f"the accumulator is f32 and there is no epilogue, but the output is {output}"
+                    f"the accumulator is {self.ACCUMULATOR} and there is no epilogue, but the output is {output}"
                 )
             return
         if len(self.maps) != len(self.epilogue_operands):
             raise VerifyException(
                 f"{len(self.epilogue_operands)} epilogue operands, but {len(self.maps)} maps"
             )
-        elements: list[Attribute] = [f32]
+        elements: list[Attribute] = [self.ACCUMULATOR]
         for index, (operand, map_) in enumerate(
             zip(self.epilogue_operands, self.maps, strict=True)
         ):

@@ -7,7 +7,7 @@ the oracle, and nowhere in compiled code. Error bounds: `docs/numerics.md`, "Con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -76,34 +76,50 @@ class Dequant:
             difference = difference - self.spread(self.zero_point).astype(np.int32)
         return difference.astype(domain.dtype(f32))
 
+    def biased(self, bias: int) -> Dequant:
+        """The same weight with its integers and zero points `bias` larger."""
+        zero = np.zeros(self.scale.shape, np.int32) if self.zero_point is None else self.zero_point
+        larger = self.weight.astype(np.int32) + bias
+        return replace(self, weight=larger, zero_point=zero.astype(np.int32) + bias)
+
     def integers(self, domain: Domain) -> Array:
         """The stored integers as the domain's floats."""
         return self.weight.astype(domain.dtype(f32))
 
 
 def dequant_matmul(
-    domain: Domain, a: Value, w: Dequant, hoisted: bool, row_sum: Value | None
+    domain: Domain,
+    a: Value,
+    w: Dequant,
+    hoisted: bool,
+    sums: Value | None,
+    *,
+    bias: int = 0,
 ) -> Value:
     """`a [..., M, K] @ dequantize(W [K, N])`; hoisted, `scale * (a @ W - zp * row_sum)`, per block the sum of that.
 
-    `row_sum`: [..., M], or [..., M, blocks].
+    `sums`, the `row_sum`: [..., M], or [..., M, blocks]. With a `bias` (`WEIGHT_BIAS`) every weight and zero point is so much
+    larger, and the product hoisted, whether there are `sums` or not.
     """
+    if bias:
+        sums = row_sum(domain, a, w.block) if sums is None else sums
+        return dequant_matmul(domain, a, w.biased(bias), True, sums)
     if not hoisted:
         return domain.contract(f32, a, w.real(domain), roundings=w.blocks + 1)
     integers = w.integers(domain)
     scale = w.scale.astype(domain.dtype(f32))
     zero_point = None if w.zero_point is None else w.zero_point.astype(domain.dtype(f32))
     if w.block is None:
-        return scaled_matmul(domain, a, integers, scale, zero_point, row_sum)
+        return scaled_matmul(domain, a, integers, scale, zero_point, sums)
     terms: list[Value] = []
     for b in range(w.blocks):
         part = slice(b * w.block, (b + 1) * w.block)
         term = domain.contract(
             f32, map_parts(lambda p, s=part: p[..., s], a), integers[part], roundings=_FACTORED
         )
-        if row_sum is not None and zero_point is not None:
-            sums = map_parts(lambda p, i=b: p[..., i, None], row_sum)
-            term = subtract(domain, term, multiply(domain, zero_point[b], sums))
+        if sums is not None and zero_point is not None:
+            part_sums = map_parts(lambda p, i=b: p[..., i, None], sums)
+            term = subtract(domain, term, multiply(domain, zero_point[b], part_sums))
         terms.append(multiply(domain, term, scale[b]))
     return sum_of(domain, terms)
 

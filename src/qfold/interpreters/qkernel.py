@@ -7,7 +7,13 @@ from xdsl.dialects.builtin import f32
 from xdsl.interpreter import Interpreter, PythonValues, impl, register_impls
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import EpilogueOperation, ints, shape_of, type_of
+from qfold.dialects.contraction import (
+    EpilogueOperation,
+    ints,
+    shape_of,
+    type_of,
+    weight_bias,
+)
 from qfold.interpreters.contractions import (
     Dequant,
     as_image,
@@ -76,6 +82,7 @@ class QkernelFunctions(DomainFunctions):
             weight,
             op.hoisted is not None,
             first(groups["row_sum"]),
+            bias=weight_bias(op),
         )
         return self._finish(interpreter, op, total, groups)
 

@@ -20,7 +20,7 @@ from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation
 
 from qfold.dialects import qmm
-from qfold.dialects.contraction import ints, window_of
+from qfold.dialects.contraction import ints, weight_bias, window_of
 from qfold.dialects.element_types import i64, integer_range, is_unsigned, signless
 from qfold.interpreters.contractions import (
     Dequant,
@@ -183,6 +183,7 @@ class QmmFunctions(DomainFunctions):
             ),
             op.hoisted is not None,
             first(groups["row_sum"]),
+            bias=weight_bias(op),
         )
         return (epilogue(interpreter, op, total, groups["epilogue_operands"]),)
 

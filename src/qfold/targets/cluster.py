@@ -54,6 +54,13 @@ _GENERATED = (
 )  # fmt: skip
 """Leaf kernels in assembly. Operands are dense."""
 
+INSERTED = replace(
+    next(k for k in _GENERATED if k.name == "riscv.dequant_matmul"),
+    name="riscv.dequant_matmul_inserti",
+    weight_bias=256,
+)
+"""The row that a target has first when it inserts weights."""
+
 _PARALLEL_C = (
     Kernel(
         "c.pack",

@@ -57,6 +57,8 @@ class Kernel:
     """Operands that may have any static strides. All others are dense and row-major, from any offset."""
     epilogue_ops: frozenset[str] | None = None
     """Names of the ops that an epilogue region may hold. None: any. A richer epilogue becomes a loop nest of its own."""
+    weight_bias: int = 0
+    """What the kernel adds to each weight: for ops that allow it (`qmm.weight_bias`) and nothing else."""
     joins: bool = False
     """Whether it also takes functions of several loop nests, which hand each other buffers and variables."""
 
@@ -94,6 +96,9 @@ class Target:
     unpacked_rows: int | None = None
     """Up to how many rows of a matmul kernels read a stored weight as it is. For more it is packed first: turned into floats, zero
     points subtracted, once for all rows, so that hoisting them saves nothing. None: weights are never packed."""
+    inserts_weights: bool = False
+    """Whether a matmul of one row may turn 8-bit weights into floats without the float unit, at a larger rounding error
+    (`qmm-unsigned-weights`)."""
     isa: Isa | None = None
     """None: that of the machine that compiles."""
     scratchpad: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qfold.targets.cluster import INSERTED
 from qfold.targets.description import Target
 from qfold.targets.isa import FLOAT, ISAS, ZFINX
 
@@ -14,7 +15,8 @@ _SIMULATED = (ZFINX, FLOAT)
 def with_options(target: Target, options: str) -> Target:
     """`target` with `options` applied, in its name too. The same options in another order give an equal target.
 
-    `cores=N`: 1 to 16. `isa=NAME`: zfinx or f. `l1=BYTES`, `stack=BYTES` (a core's): multiples of 16. `ValueError` otherwise.
+    `cores=N`: 1 to 16. `isa=NAME`: zfinx or f. `l1=BYTES`, `stack=BYTES` (a core's): multiples of 16.
+    `inserti=1`: matmuls of one row are faster and less exact (`Target.inserts_weights`). `ValueError` otherwise.
     """
     if not options:
         return target
@@ -36,6 +38,13 @@ def with_options(target: Target, options: str) -> Target:
         if given["isa"] not in names:
             raise ValueError(f"isa={given['isa']}: target {target.name} has {' and '.join(names)}")
         result = replace(result, isa=ISAS[given["isa"]])
+    if given.get("inserti", "0") not in ("0", "1"):
+        raise ValueError(f"inserti is 0 or 1, got {given['inserti']!r}")
+    if given.get("inserti") == "1":
+        isa = result.isa
+        if isa is None or isa.float_registers != "x":
+            raise ValueError("inserti=1 needs floats in integer registers: isa=zfinx")
+        result = replace(result, inserts_weights=True, kernels=(INSERTED, *result.kernels))
     if "cores" in given:
         result = replace(result, cores=_number("cores", given["cores"], 1, MAX_CORES))
     if "l1" in given:
@@ -60,7 +69,7 @@ def known_options(target: Target) -> list[str]:
     if target.port != "qemu":
         known.insert(0, "cores")
     if target.isa is not None and target.isa.xpulpv2:
-        known.insert(0, "isa")
+        known[:0] = ["isa", "inserti"]
     return known
 
 

@@ -197,7 +197,7 @@ def _uncalled(file: ObjectFile, called: set[str]) -> list[str]:
 def _check_leaf_calls(
     calls: Sequence[KernelRecord], dispatches: ObjectFile, kernels: ObjectFile
 ) -> AuditResult:
-    """Which kernels each staged dispatch calls, in the order of first calls: a compiler that unrolls a loop repeats calls in it."""
+    """Which kernels each staged dispatch calls, by their first calls: a compiler that unrolls a loop repeats calls."""
     problems: list[str] = []
     staged = {c.symbol: c for c in calls if c.staged}
     total = 0

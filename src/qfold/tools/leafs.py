@@ -77,7 +77,9 @@ class Transfers:
     bytes_out: int = 0
 
 
-def operands_of(kernel: Kernel, constants: Sequence[str | None] | None = None) -> tuple[Operand, ...]:
+def operands_of(
+    kernel: Kernel, constants: Sequence[str | None] | None = None
+) -> tuple[Operand, ...]:
     """The parameters of a kernel function; `constants` are the symbols that a call passes."""
     found = parameters(kernel)
     return tuple(

@@ -1,4 +1,4 @@
-"""That the kernels of the report are what runs: in the linked program, executed, with the loads that their operands' types call for.
+"""That the kernels of the report are what runs: linked, executed, with the loads that the types of their operands call for.
 
 The report says which functions there are and what they read. Everything else comes from the program's own bytes: symbols,
 machine code, and what was counted while it ran.
@@ -25,20 +25,26 @@ from qfold.tools.manifest import KernelRecord
 from qfold.tools.riscv_code import LOAD_OF, LOADS, STACK_POINTER, instructions
 
 _LIBM = (
-    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax fmin fmod "
-    "frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint nextafter nexttoward "
-    "pow remainder remquo rint round scalbln scalbn sin sinh sqrt tan tanh tgamma trunc sincos"
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax fmin "
+    "fmod frexp hypot ilogb ldexp lgamma llrint llround log log10 log1p log2 logb lrint lround modf nan nearbyint nextafter "
+    "nexttoward pow remainder remquo rint round scalbln scalbn sin sinh sqrt tan tanh tgamma trunc sincos"
 ).split()
 LIBM = frozenset(f"{name}{suffix}" for name in _LIBM for suffix in ("", "f", "l"))
 """Functions of <math.h> (C99, 7.12) for all three types, and one that compilers merge calls into."""
 
 _SOFT_DOUBLE = re.compile(r"__[a-z]*df[a-z0-9]*")
-_SOFT_FLOAT = re.compile(r"__(add|sub|mul|div|neg|eq|ne|lt|le|gt|ge|unord)sf[23]|__(fix(uns)?sfsi|float(un)?sisf)")
+_SOFT_FLOAT = re.compile(
+    r"__(add|sub|mul|div|neg|eq|ne|lt|le|gt|ge|unord)sf[23]|__(fix(uns)?sfsi|float(un)?sisf)"
+)
 """Helpers for floats (GCC internals manual, "Routines for floating point emulation"); what an FPU of singles does itself."""
 
 _BYTE_LOADS = {t: LOAD_OF[t] for t in ("i8", "ui8", "i16", "ui16")}
 # A nibble is part of a byte, which may be loaded either way.
-_OF_WEIGHT = {**LOAD_OF, "i4": LOAD_OF["i8"] | LOAD_OF["ui8"], "ui4": LOAD_OF["i8"] | LOAD_OF["ui8"]}
+_OF_WEIGHT = {
+    **LOAD_OF,
+    "i4": LOAD_OF["i8"] | LOAD_OF["ui8"],
+    "ui4": LOAD_OF["i8"] | LOAD_OF["ui8"],
+}
 _SMALL = frozenset({"i1", "i4", "ui4", *_BYTE_LOADS})
 _SHOWN = 8
 
@@ -84,12 +90,12 @@ def prove(
     ]
     with ObjectFile(evidence.binary) as linked, ObjectFile(evidence.kernels) as kernels:
         results = [
-            _check_symbols(leafs, linked),
+            _check_symbols(leafs, linked, kernels),
             _check_executed(program, leafs, evidence),
         ]
         if evidence.machine_code:
             results.append(_check_loads(leafs, linked, kernels))
-            if evidence.profile is not None:
+            if evidence.profile is not None and evidence.profile.has_loads:
                 results.append(_check_counted_loads(leafs, kernels, evidence.profile))
             results.append(_check_freestanding(module, linked))
     return results
@@ -101,13 +107,19 @@ def _result(check: str, problems: Sequence[str], detail: str) -> AuditResult:
     return AuditResult(check, tuple(shown), detail)
 
 
-def _check_symbols(leafs: Sequence[_Function], linked: ObjectFile) -> AuditResult:
+def _check_symbols(
+    leafs: Sequence[_Function], linked: ObjectFile, kernels: ObjectFile
+) -> AuditResult:
     problems: list[str] = []
     names = [name for f in leafs for name in (f.leaf.symbol, *f.blocks)]
     for name in names:
         symbol = linked.defined.get(name)
         if symbol is None or not symbol.is_function or not symbol.size:
             problems.append(f"{name} is no function of {linked.path.name}")
+    for f in leafs:
+        if f.is_generated and f.leaf.symbol in kernels.defined:
+            uncalled = set(f.blocks) - set(kernels.calls(f.leaf.symbol))
+            problems += [f"{f.leaf.symbol} does not call {name}" for name in sorted(uncalled)]
     return _result(
         "every kernel of the report is in the linked program", problems, f"{len(names)} functions"
     )

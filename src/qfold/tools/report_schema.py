@@ -8,7 +8,7 @@ VERSION = 2
 """Of reports that this version of qfold writes and reads."""
 
 Schema = Any
-"""A type, a tuple of alternatives, a one-element list (of anything), a dictionary of fields, a `MappingOf`, a `OneOf` or an `OrNull`."""
+"""A type, a tuple of alternatives, a one-element list (of anything), a dictionary of fields, or one of the classes below."""
 
 
 class MappingOf:
@@ -201,13 +201,19 @@ def _check(value: Any, schema: Schema, path: str, found: list[str]) -> None:
                 found.append(f"{path} is {value!r}, not {' or '.join(map(_name, kinds))}")
 
 
+def _version(report: Any) -> Any:
+    """What a report says it is; of something else the version that it should be."""
+    if isinstance(report, dict):
+        return cast("dict[str, Any]", report).get("version", VERSION)
+    return VERSION
+
+
 def problems_of(report: Any) -> list[str]:
     """What is wrong with the structure of a report, and with the references inside of it; empty when nothing is."""
     found: list[str] = []
-    if isinstance(report, dict):
-        version = cast("dict[str, Any]", report).get("version", VERSION)
-        if version != VERSION:
-            return [f"report.version is {version!r}, not {VERSION}"]
+    version = _version(report)
+    if version != VERSION:
+        return [f"report.version is {version!r}, not {VERSION}"]
     _check(report, REPORT_SCHEMA, "report", found)
     if found:
         return found
@@ -235,9 +241,7 @@ def problems_of(report: Any) -> list[str]:
         macs = 0
         for call in dispatch["calls"]:
             if call["kernel"] not in kernels:
-                found.append(
-                    f"dispatch {dispatch['ordinal']} calls an unknown {call['kernel']!r}"
-                )
+                found.append(f"dispatch {dispatch['ordinal']} calls an unknown {call['kernel']!r}")
                 continue
             called[call["kernel"]] += call["count"]
             macs += call["count"] * kernels[call["kernel"]]["macs"]

@@ -118,7 +118,12 @@ def _dispatches_table(report: Report) -> Table:
         ("MACs", "right"),
     ]
     if on_cluster:
-        columns[4:4] = [("L1 bytes", "right"), ("DMA in", "right"), ("out", "right"), ("transfers", "right")]
+        columns[4:4] = [
+            ("L1 bytes", "right"),
+            ("DMA in", "right"),
+            ("out", "right"),
+            ("transfers", "right"),
+        ]
     table = _table("Kernel calls", *columns)
     for call in report["dispatches"]:
         operands = [o for o in call["operands"] if o["name"] != "l1"]
@@ -161,11 +166,8 @@ def _kernels_table(report: Report) -> Table:
         ("MACs a call", "right"),
     )
     for kernel in report["kernels"]:
-        generated = kernel["generated"] or {"functions": [], "facts": {}}
-        functions = [
-            f"{f['symbol'].removeprefix(kernel['symbol'])} ({f['registers']} registers, {f['code_bytes']} B)"
-            for f in generated["functions"]
-        ]
+        generated: dict[str, Any] = kernel["generated"] or {"functions": [], "facts": {}}
+        functions = [_function_text(kernel["symbol"], f) for f in generated["functions"]]
         table.add_row(
             Text(kernel["symbol"]),
             Text(kernel["kernel"]),
@@ -176,6 +178,11 @@ def _kernels_table(report: Report) -> Table:
             _count(kernel["macs"]),
         )
     return table
+
+
+def _function_text(kernel: str, function: dict[str, Any]) -> str:
+    name = function["symbol"].removeprefix(kernel)
+    return f"{name} ({function['registers']} registers, {function['code_bytes']} B)"
 
 
 _SHOWN_FACTS = {

@@ -9,7 +9,7 @@ from qfold.tools.errors import ToolError
 _UNITS = {"spike": "instructions", "gvsoc": "cycles"}
 """What `qf_cycles` of a port counts."""
 
-_PROFILING = frozenset({"spike"})
+_PROFILING = frozenset({"spike", "qemu"})
 
 
 def simulator_of(target: Target) -> Simulator | None:
@@ -29,7 +29,7 @@ def require_simulator(target: Target) -> None:
 
 
 def can_profile(target: Target) -> bool:
-    """Whether its simulator counts calls of functions and executed loads."""
+    """Whether its simulator counts calls of functions."""
     simulator = simulator_of(target)
     return simulator is not None and simulator.name in _PROFILING
 

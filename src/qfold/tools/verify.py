@@ -67,7 +67,8 @@ def verify(
     records = manifest(program)
     counts = target.isa is not None
     with terminal.step("Building and running with checks"):
-        with closing(build_module(module, trace=True)) as checked:
+        checked = build_module(module, trace=True)
+        with closing(checked):
             traces = checked.run_traced(inputs)
     with terminal.step("Building"):
         plain = build_module(module, extra_cflags=["-g", *(["-DQFOLD_COUNT"] if counts else [])])

@@ -20,6 +20,7 @@ _TENSOR_LEVEL: dict[str, str] = {
     "qmm-linalg-cse": "QmmLinalgCsePass",
     "qmm-lower-quantization": "QmmLowerQuantizationPass",
     "qmm-raise-dequant": "QmmRaiseDequantPass",
+    "qmm-unsigned-weights": "QmmUnsignedWeightsPass",
 }
 """Pass name -> class. The module is the pass name with underscores."""
 

@@ -190,10 +190,9 @@ class ConvRowStaging:
             yield here, work
 
     def _call(self, stage: Stage, buffers: Sequence[SSAValue], rows: Rows) -> None:
-        old = [value for _, value in named_operands(self._op)]
-
         def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
-            copy = self._op.clone(dict(zip(old, values, strict=True)))
+            copy = self._op.clone()
+            copy.operands = values
             for new, original in zip(copy.walk(), self._op.walk(), strict=True):
                 new.location = original.location
             rank = len(self._kernel)

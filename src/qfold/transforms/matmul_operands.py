@@ -71,7 +71,7 @@ def problem_of(op: Matmul, stage: Stage) -> Problem | None:
     if isinstance(op, qkernel.MatmulOp) and op.transpose_a is not None:
         return None
     *batch, m, n = shape_of(op.y)
-    if 0 in (*batch, m, n) or 0 in shape_of(op.a):
+    if 0 in (*batch, m, n) or 0 in shape_of(op.a) or list(op.operands).count(op.y) > 1:
         return None
     matrix = op.w if isinstance(op, qkernel.DequantMatmulOp) else op.b
     k = shape_of(op.a)[-1]

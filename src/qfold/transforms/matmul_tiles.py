@@ -16,6 +16,8 @@ from qfold.transforms.tiling_cost import (
     BLOCK,
     CALL,
     CORE_CYCLES_PER_MAC,
+    L2_ACCESS,
+    balanced,
     best_grid,
     blocks,
     largest_share,
@@ -113,7 +115,18 @@ class MatmulTiler:
     def candidates(self) -> list[Tiles]:
         """What fits, best first."""
         found = [t for t in self._all() if self._fits(t)]
+        if self._p.batches:
+            # Many small matrices: each would have transfers and barriers of its own.
+            limit = self._on_l2()
+            found = [t for t in found if self.cost(t) < limit]
         return sorted(found, key=lambda t: (self.cost(t), -t.n, -t.m, not t.resident, t.double))
+
+    def _on_l2(self) -> int:
+        """Cycles of a leaf function that works on L2: a core loads both factors of each product."""
+        p = self._p
+        counts = (*(b.extent for b in p.batches), p.m, p.n)
+        share = largest_share(counts, balanced(counts, self._cores))
+        return CALL + share * p.k * (CORE_CYCLES_PER_MAC + 2 * L2_ACCESS)
 
     def _all(self) -> Iterator[Tiles]:
         p = self._p

@@ -15,7 +15,7 @@ from xdsl.ir import Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import EpilogueOperation
+from qfold.dialects.contraction import WEIGHT_BIAS, EpilogueOperation
 from qfold.dialects.qkernel import packed_shape
 from qfold.ir.generics import cloned_epilogue
 from qfold.targets import Target
@@ -210,21 +210,22 @@ class _Writer:
                     )
                 ]
             assert isinstance(p.op, qkernel.DequantMatmulOp)
-            return [
-                qkernel.DequantMatmulOp(
-                    by_name["a"],
-                    by_name["w"],
-                    by_name["scale"],
-                    values[-1],
-                    zero_point=by_name.get("zero_point"),
-                    row_sum=by_name.get("row_sum"),
-                    transpose_b=p.transposed,
-                    hoisted=p.op.hoisted is not None,
-                    epilogue_operands=tail,
-                    epilogue_maps=maps,
-                    epilogue=region,
-                )
-            ]
+            tile = qkernel.DequantMatmulOp(
+                by_name["a"],
+                by_name["w"],
+                by_name["scale"],
+                values[-1],
+                zero_point=by_name.get("zero_point"),
+                row_sum=by_name.get("row_sum"),
+                transpose_b=p.transposed,
+                hoisted=p.op.hoisted is not None,
+                epilogue_operands=tail,
+                epilogue_maps=maps,
+                epilogue=region,
+            )
+            if WEIGHT_BIAS in p.op.attributes:
+                tile.attributes[WEIGHT_BIAS] = p.op.attributes[WEIGHT_BIAS]
+            return [tile]
 
         self._stage.call(tiled_symbol, [*operands, y], make)
 

@@ -32,6 +32,8 @@ def tensor_pipeline(
         names.append("qmm-fuse-dequant")
         if hoist:
             names.append("qmm-hoist-zero-point")
+        if target_option(target).inserts_weights:
+            names.append("qmm-unsigned-weights")
     names += [
         "qmm-lower-quantization",
         "qmm-fold-constants",
@@ -44,7 +46,8 @@ def tensor_pipeline(
         "qmm-canonicalize",
         "qmm-linalg-cse",
     ]
-    options = {"qmm-hoist-zero-point": {"target": target}}
+    with_target = ("qmm-hoist-zero-point", "qmm-unsigned-weights")
+    options = {name: {"target": target} for name in with_target}
     return tuple(_make(name, **options.get(name, {})) for name in names)
 
 

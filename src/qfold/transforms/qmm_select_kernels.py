@@ -15,7 +15,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qmm
-from qfold.dialects.contraction import EpilogueOperation
+from qfold.dialects.contraction import EpilogueOperation, weight_bias
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
 from qfold.ir.operands import named_operands
@@ -101,6 +101,8 @@ def refuses(row: Kernel, op: Operation, operands: Sequence[Operand]) -> str | No
     """Why a kernel cannot run this op, or None when it can."""
     if row.op != op.name:
         return f"it implements {row.op}"
+    if row.weight_bias and weight_bias(op) != row.weight_bias:
+        return f"it adds {row.weight_bias} to each weight, which this op does not allow"
     for name, type_, dense in operands:
         if row.operands is not None:
             allowed = row.operands.get(name)

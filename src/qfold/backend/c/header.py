@@ -50,10 +50,6 @@ def print_network_header(program: Program, blob: Blob) -> str:
         out.line(f"#define NET_{level}_BYTES {arena.size}")
         out.line(f"#define NET_{level}_ALIGN {alignment}")
         out.line()
-    if program.is_cluster:
-        out.comment("Calls of kernels and staged dispatches in a run.")
-        out.line(f"#define NET_DISPATCH_COUNT {len(program.dispatches)}")
-        out.line()
     out.comment("The constants, weights.bin.")
     out.line(f"#define NET_WEIGHTS_BYTES {len(blob.data)}")
     out.line(f"#define NET_WEIGHTS_ALIGN {blob.alignment}")

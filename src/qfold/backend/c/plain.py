@@ -8,7 +8,7 @@ they are loaded.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from qfold.backend.c.layout import Linear
@@ -60,6 +60,11 @@ def case(
         yield size
 
 
+def inside(origin: str, offset: str | None) -> str:
+    """An index in a block: a variable, and how far from it."""
+    return origin if offset is None else f"({origin} + {offset})"
+
+
 def sums(rows: int, columns: int) -> list[list[str]]:
     """Names of the accumulators of a block."""
     return [[f"s{r}{c}" for c in range(columns)] for r in range(rows)]
@@ -69,6 +74,39 @@ def declare(out: Writer, names: Sequence[Sequence[str]]) -> None:
     """The accumulators, zero."""
     for row in names:
         out.line("float " + ", ".join(f"{n} = 0.0f" for n in row) + ";")
+
+
+Place = tuple[str | None, str | None]
+"""Row and column in a block, None where it has one."""
+
+
+@contextmanager
+def over_block(out: Writer, height: int, width: int, row: str, column: str) -> Generator[Place]:
+    """Loops over the outputs of a finished block: what is in them is printed once, however many there are."""
+    with ExitStack() as stack:
+        for name, extent in ((row, height), (column, width)):
+            if extent > 1:
+                stack.enter_context(out.loop(name, extent))
+        yield row if height > 1 else None, column if width > 1 else None
+
+
+@contextmanager
+def outputs(
+    out: Writer, names: Sequence[Sequence[str]], row: str, column: str
+) -> Generator[tuple[str, Place]]:
+    """`over_block` with the accumulators `names`: (the sum, where it is)."""
+    height, width = len(names), len(names[0])
+    if height * width == 1:
+        yield names[0][0], (None, None)
+        return
+    out.line(f"const float sum[{height}][{width}] = {as_table(names)};")
+    with over_block(out, height, width, row, column) as place:
+        yield f"sum{subscript(place)}", place
+
+
+def subscript(place: Place) -> str:
+    """Of an array with an element for each output of a block."""
+    return "".join(f"[{index or 0}]" for index in place)
 
 
 def as_table(names: Sequence[Sequence[str]]) -> str:

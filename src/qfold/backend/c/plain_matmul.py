@@ -8,7 +8,20 @@ from contextlib import ExitStack
 from qfold.backend.c.contraction import Buffers
 from qfold.backend.c.layout import Linear
 from qfold.backend.c.matmul_problem import MatmulProblem, dequant_matmul_problem, matmul_problem
-from qfold.backend.c.plain import as_table, blocks, case, declare, is_alone, moved, sums
+from qfold.backend.c.plain import (
+    Place,
+    as_table,
+    blocks,
+    case,
+    declare,
+    inside,
+    is_alone,
+    moved,
+    outputs,
+    over_block,
+    subscript,
+    sums,
+)
 from qfold.backend.c.share import BadSplit, Split, byte_safe, shares
 from qfold.backend.c.text import Writer
 from qfold.dialects import qkernel
@@ -75,25 +88,27 @@ class BlockPrinter:
     def _block(self, height: int, width: int) -> None:
         """`height` rows from m on and `width` columns from n on."""
         out, p = self.out, self.p
-        names = sums(height, width)
-        blockwise = p.blocks > 1
-        if blockwise:
+        if p.blocks > 1:
             self._blockwise(height, width)
+            with over_block(out, height, width, "r", "c") as place:
+                self._store(f"sum{subscript(place)}", place)
+            return
+        names = sums(height, width)
+        declare(out, names)
+        self._accumulate(height, width, "0", str(p.k))
+        with outputs(out, names, "r", "c") as (total, place):
+            self._store(self._scaled(total, "0", place), place)
+
+    def _store(self, value: str, place: Place) -> None:
+        """A finished sum through the epilogue to y."""
+        out, p = self.out, self.p
+        out.line(f"const float acc = {value};")
+        linear = [self._at_output(x, place) for x in p.targets if isinstance(x, Linear)]
+        if len(linear) != len(p.targets):
+            dims = [self._at_output(x, place) for x in p.dims]
+            p.epilogue.print(out, "acc", p.epilogue.positions(dims))
         else:
-            declare(out, names)
-            self._accumulate(height, width, "0", str(p.k))
-            out.line(f"const float sum[{height}][{width}] = {as_table(names)};")
-        with out.loop("r", height), out.loop("c", width):
-            value = "sum[r][c]"
-            if not blockwise:
-                value = self._scaled(value, "0")
-            out.line(f"const float acc = {value};")
-            linear = [self._at_output(x) for x in p.targets if isinstance(x, Linear)]
-            if len(linear) != len(p.targets):
-                dims = [self._at_output(x) for x in p.dims]
-                p.epilogue.print(out, "acc", p.epilogue.positions(dims))
-            else:
-                p.epilogue.print(out, "acc", linear)
+            p.epilogue.print(out, "acc", linear)
 
     def _blockwise(self, height: int, width: int) -> None:
         """A sum for each block of K, scaled, then added up."""
@@ -110,8 +125,9 @@ class BlockPrinter:
             self._accumulate(height, width, "first", "last")
             with out.block(""):
                 out.line(f"const float partial[{height}][{width}] = {as_table(names)};")
-                with out.loop("r", height), out.loop("c", width):
-                    out.line(f"sum[r][c] += {self._scaled('partial[r][c]', 'kb')};")
+                with over_block(out, height, width, "r", "c") as place:
+                    at = subscript(place)
+                    out.line(f"sum{at} += {self._scaled(f'partial{at}', 'kb', place)};")
 
     def _accumulate(self, height: int, width: int, first: str, last: str) -> None:
         """Add the products of elements `first` to `last` of K."""
@@ -136,17 +152,20 @@ class BlockPrinter:
         """Where scale and zero point of column n are."""
         return [x.renamed({"kb": block}) for x in self.p.parameters]
 
-    def _scaled(self, raw: str, block: str) -> str:
-        """A sum times its scale, the zero point corrected; at row r and column c of the block."""
+    def _scaled(self, raw: str, block: str, place: Place) -> str:
+        """A sum times its scale, the zero point corrected."""
         p = self.p
-        at_sum = None if p.sums is None else self._at_output(p.sums.renamed({"kb": block}))
-        return p.weight.scaled(raw, [self._at_output(x) for x in self._parameters(block)], at_sum)
+        at_sum = None if p.sums is None else self._at_output(p.sums.renamed({"kb": block}), place)
+        parameters = [self._at_output(x, place) for x in self._parameters(block)]
+        return p.weight.scaled(raw, parameters, at_sum)
 
     def at(self, x: Linear, **steps: int) -> Linear:
         """`x` that many rows or columns on."""
         return moved(x, steps).renamed(dict.fromkeys(self._gone))
 
-    def _at_output(self, x: Linear) -> Linear:
-        """`x` at row r and column c of the block."""
-        names = {"m": "r", "n": "c"}
-        return x.renamed({v: c if v in self._gone else f"({v} + {c})" for v, c in names.items()})
+    def _at_output(self, x: Linear, place: Place) -> Linear:
+        """`x` at a row and column of the block."""
+        names: dict[str, str | None] = {}
+        for origin, offset in zip("mn", place, strict=True):
+            names[origin] = offset if origin in self._gone else inside(origin, offset)
+        return x.renamed(names)

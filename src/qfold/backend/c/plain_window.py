@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from qfold.backend.c.contraction import Epilogue
 from qfold.backend.c.layout import Buffer, Linear
-from qfold.backend.c.plain import as_table, declare, moved, sums
+from qfold.backend.c.plain import Place, declare, inside, moved, outputs, sums
 from qfold.backend.c.share import Range, Split, shares
 from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Axis, Windowed
@@ -169,15 +169,17 @@ class _Printer:
     def _fixed_block(self, size: int, pixels: int, ox: int) -> None:
         """A block at a place that is known, with the taps that are inside there."""
         columns = self.window.columns
-        inside = [
+        seen = [
             t
             for t in range(columns.kernel)
             if columns.inside(t)[0] <= ox and ox + pixels <= columns.inside(t)[1]
         ]
-        first, last = (inside[0], inside[-1] + 1) if inside else (0, 0)
+        first, last = (seen[0], seen[-1] + 1) if seen else (0, 0)
         whole = (first, last) == (0, columns.kernel)
         self._ox = ox
+        more = f" to {ox + pixels - 1}" if pixels > 1 else ""
         with self.out.block(""):
+            self.out.comment(f"ox = {ox}{more}")
             self._block(size, pixels, taps=None if whole else (str(first), str(last)))
         self._ox = None
 
@@ -220,7 +222,6 @@ class _Printer:
 
     def _store(self, names: list[list[str]]) -> None:
         out, p = self.out, self.problem
-        size, pixels = len(names), len(names[0])
         if p.weight is None:
             assert isinstance(p.epilogue, Buffer)
             target = p.targets[0]
@@ -229,14 +230,13 @@ class _Printer:
                 out.line(p.epilogue.store(self._at(target, ox=i), name))
             return
         assert isinstance(p.epilogue, Epilogue)
-        out.line(f"const float sum[{size}][{pixels}] = {as_table(names)};")
-        with out.loop("r", size), out.loop("i", pixels):
-            at_sum = None if p.sums is None else self._at_output(p.sums)
-            value = p.weight.scaled("sum[r][i]", [self._at_output(p.channel)], at_sum)
+        with outputs(out, names, "r", "i") as (total, place):
+            at_sum = None if p.sums is None else self._at_output(p.sums, place)
+            value = p.weight.scaled(total, [self._at_output(p.channel, place)], at_sum)
             out.line(f"const float acc = {value};")
-            linear = [self._at_output(x) for x in p.targets if isinstance(x, Linear)]
+            linear = [self._at_output(x, place) for x in p.targets if isinstance(x, Linear)]
             if len(linear) != len(p.targets):
-                dims = [self._at_output(x) for x in p.dims]
+                dims = [self._at_output(x, place) for x in p.dims]
                 p.epilogue.print(out, "acc", p.epilogue.positions(dims))
             else:
                 p.epilogue.print(out, "acc", linear)
@@ -245,11 +245,12 @@ class _Printer:
         """`x` that many channels or pixels on."""
         return self._placed(moved(x, steps)).renamed(dict.fromkeys(self._gone))
 
-    def _at_output(self, x: Linear) -> Linear:
-        """`x` at channel r and pixel i of the block."""
+    def _at_output(self, x: Linear, place: Place) -> Linear:
+        """`x` at a channel and pixel of the block."""
+        r, i = place
         names: dict[str, str | None] = dict.fromkeys(self._gone)
-        names["o"] = "r" if "o" in names else "(o + r)"
-        names["ox"] = "(ox + i)" if self._ox is None else "i"
+        names["o"] = r if "o" in names else inside("o", r)
+        names["ox"] = i if "ox" in names or self._ox is not None else inside("ox", i)
         if self._ox is not None:
             x = moved(x, {"ox": self._ox})
         return x.renamed(names)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from xdsl.dialects.builtin import NoneAttr
+
 from qfold.backend.c.layout import Linear, variable
 from qfold.backend.c.program import NotLevel3
 from qfold.backend.c.text import Writer
@@ -50,6 +52,8 @@ class Transfer:
         what = f"{describe_location(op)} from {op.source_type} to {op.destination_type}"
         if 0 in source.shape:
             raise NotLevel3(f"{what} copies nothing")
+        if not merged and isinstance(op.destination_type.layout, NoneAttr):
+            row += -row % 8  # no view: what is left of the last byte belongs to nobody
         if any(v % 8 for v in (row, *(s for d in merged for s in d[1:]))):
             raise NotLevel3(f"{what} would copy parts of bytes")
         if any(s < 0 for d in merged for s in d[1:]):

@@ -59,6 +59,8 @@ class FunctionBuilder:
     symbol: str
     isa: Isa
     parameters: Sequence[str]
+    comment: str = ""
+    """One line about the function, for its text."""
     ties: list[tuple[SSAValue, SSAValue]] = field(default_factory=list[tuple[SSAValue, SSAValue]])
     stack_arguments: dict[riscv.LwOp, int] = field(default_factory=dict[riscv.LwOp, int])
     """Loads of arguments that are on the stack -> which word of the caller's frame. Their offset is known at the end."""

@@ -93,6 +93,6 @@ def candidates(isa: Isa, m: int, stride: int) -> Iterator[RegisterBlock]:
             yield found
 
 
-def choose(isa: Isa, m: int, stride: int) -> RegisterBlock:
-    """The candidate with the fewest cycles per multiply-accumulate; of equals the one with the fewest instructions."""
-    return min(candidates(isa, m, stride), key=lambda c: (c.cycles, c.instructions))
+def ranked(isa: Isa, m: int, stride: int) -> list[RegisterBlock]:
+    """The candidates, from the fewest cycles per multiply-accumulate up; of equals, from the fewest instructions up."""
+    return sorted(candidates(isa, m, stride), key=lambda c: (c.cycles, c.instructions))

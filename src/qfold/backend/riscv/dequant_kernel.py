@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 from xdsl.dialects import arith
@@ -114,7 +115,7 @@ def read_kernel(leaf: LeafKernel, *, insert: bool) -> DequantKernel:
         )
     check_region(op)
     problem = dequant_matmul_problem(op, leaf.buffers, split_of(leaf, len(y.shape)))
-    insert = insert and problem.m == 1
+    insert = insert and prod(a.shape[:-1]) == 1
 
     def parameter(name: str, value: SSAValue | None) -> Stream | None:
         """A scale or zero point: one, one per column, or one per column and block of K."""

@@ -17,6 +17,7 @@ from xdsl.dialects.riscv.registers import FloatRegisterType, Registers, RISCVReg
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
+from qfold.backend.c.text import comment_text
 from qfold.backend.riscv.builder import WORD, FunctionBuilder
 from qfold.backend.riscv.registers import ARGUMENTS, CALLEE_SAVED, allocate
 from qfold.dialects.riscv_pulp import PulpAssemblyPrinter
@@ -69,10 +70,11 @@ def finish(builder: FunctionBuilder) -> AssemblyFunction:
     output = StringIO()
     PulpAssemblyPrinter(output, insn=True).print_module(module)
     symbol = builder.symbol
-    text = f"{output.getvalue()}.type {symbol}, @function\n.size {symbol}, . - {symbol}\n"
+    comment = f"/* {comment_text(builder.comment)} */\n" if builder.comment else ""
+    size = f".type {symbol}, @function\n.size {symbol}, . - {symbol}\n"
     return AssemblyFunction(
         symbol,
-        text,
+        f"{comment}{output.getvalue()}{size}",
         tuple(r.register_name for r in sorted(used, key=_order)),
         tuple(r.register_name for r in saved),
         frame,

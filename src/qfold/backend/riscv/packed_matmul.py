@@ -117,18 +117,22 @@ def _problem(leaf: LeafKernel, op: qkernel.PackedMatmulOp) -> _Problem:
     )
 
 
-def _chosen_block(leaf: LeafKernel, isa: Isa, problem: _Problem) -> cost.RegisterBlock:
+def _blocks(
+    leaf: LeafKernel, op: qkernel.PackedMatmulOp, isa: Isa, problem: _Problem
+) -> list[cost.RegisterBlock]:
+    """The blocks to try, best first: those of the cost model, or the one that the leaf function names."""
+    ranked = cost.ranked(isa, problem.m, problem.a_row_bytes)
     attribute = leaf.function.attributes.get(BLOCK)
     if attribute is None:
-        return cost.choose(isa, problem.m, problem.a_row_bytes)
+        return ranked
     wanted = list(ints(cast("DenseArrayBase[IntegerType]", attribute)))
-    found = {c.name: c for c in cost.candidates(isa, problem.m, problem.a_row_bytes)}
+    found = {c.name: c for c in ranked}
     name = "x".join(map(str, wanted))
     if name not in found:
         raise CannotGenerate(
-            leaf.function, f"{BLOCK} = {wanted}: for {problem.m} rows there are {', '.join(found)}"
+            op, f"{BLOCK} = {wanted}: for {problem.m} rows there are {', '.join(found)}"
         )
-    return found[name]
+    return [found[name]]
 
 
 # endregion
@@ -163,7 +167,8 @@ def _planned(
     epilogue = leaf.epilogue
     names = ["a", "p", "y", *(["panels"] if many else [])]
     names += [s.name for s in epilogue.streams if s is not epilogue.y]
-    b = FunctionBuilder(symbol, isa, names)
+    comment = f"{block.rows} rows by {block.columns} columns, K = {leaf.k}"
+    b = FunctionBuilder(symbol, isa, names, f"{comment}, panel by panel" if many else comment)
     plan = schedule(block.rows, block.columns)
     pointers = StreamPointers(b, epilogue.streams, held=held)
     a = row_reader(block.addressing, b, b.arguments["a"], block.rows, leaf.a_row_bytes)
@@ -272,36 +277,50 @@ def _driver(leaf: _Problem, rows: int, split: Split, calls: Iterable[_Call]) -> 
     return out.text().splitlines()
 
 
+def _calls(symbol: str, isa: Isa, problem: _Problem, rows: int) -> list[_Call]:
+    """The functions for blocks of so many rows, and for what is left of rows and columns. `OutOfRegisters`."""
+    calls: list[_Call] = []
+    for height in dict.fromkeys((rows, problem.m % rows)):
+        for width in (PANEL if problem.full_panels else 0, problem.tail):
+            if height and width:
+                block = cost.block(isa, height, width, problem.a_row_bytes)
+                many = width == PANEL
+                function = _function(isa, f"{symbol}_{block.name}", problem, block, many=many)
+                calls.append(_Call(function, height, width, many))
+    return calls
+
+
 def generate(leaf: LeafKernel) -> GeneratedKernel:
     """
     The kernel of a function that holds one `qkernel.packed_matmul`; `qmm.split` has two entries, for rows and for columns.
 
     `a` may have any row stride, `y` and the epilogue operands any static strides. Sums are in order of k, each product fused with
-    its addition. `CannotGenerate` for other layouts, and for an epilogue that computes something else than
-    `epilogue.COMPUTED`.
+    its addition. `CannotGenerate` for other layouts, and for an epilogue that computes something else than `epilogue.COMPUTED` or
+    too many things at once.
     """
     op = only_op(leaf, qkernel.PackedMatmulOp)
     isa = isa_of(leaf)
     problem = _problem(leaf, op)
     if not problem.m or not problem.n:
         return GeneratedKernel(leaf.symbol, (), (), (), {})
-    chosen = _chosen_block(leaf, isa, problem)
-    calls: list[_Call] = []
-    for rows in dict.fromkeys((chosen.rows, problem.m % chosen.rows)):
-        for columns in (PANEL if problem.full_panels else 0, problem.tail):
-            if rows and columns:
-                block = cost.block(isa, rows, columns, problem.a_row_bytes)
-                many = columns == PANEL
-                symbol = f"{leaf.symbol}_{rows}x{columns}"
-                function = _function(isa, symbol, problem, block, many=many)
-                calls.append(_Call(function, rows, columns, many))
     split = split_of(leaf, 2)
+    blocks = _blocks(leaf, op, isa, problem)
+    for chosen in blocks:
+        try:
+            calls = _calls(leaf.symbol, isa, problem, chosen.rows)
+            break
+        except OutOfRegisters:
+            continue
+    else:
+        tried = ", ".join(c.name for c in blocks)
+        raise CannotGenerate(op, f"its epilogue keeps more values at once than registers: {tried}")
     return GeneratedKernel(
         leaf.symbol,
         tuple(_prototype(problem, c) for c in calls),
         tuple(_driver(problem, chosen.rows, split, calls)),
         tuple(c.function for c in calls),
-        _facts(problem, chosen, split, calls),
+        _facts(problem, chosen, split, calls)
+        | {"blocks": {c.name: round(c.cycles, 4) for c in blocks}},
     )
 
 

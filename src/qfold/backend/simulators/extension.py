@@ -16,7 +16,7 @@ from pathlib import Path
 from qfold.backend.simulators.base import SimulatorError
 from qfold.runtime import read_source
 
-_SOURCES = ("xpulp.cc", "spike_abi.h")
+_SOURCES = ("xpulp.cc", "profile.h", "spike_abi.h")
 _FOLDER = "ports/spike"
 # Spike was built with the old std::string, which is part of what its headers lay out.
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-D_GLIBCXX_USE_CXX11_ABI=0")
@@ -80,6 +80,8 @@ def _build(sources: dict[str, str], headers: Path, library: Path) -> None:
                 os.replace(built, library)
                 return
             failures.append(failure)
+    if not failures and os.environ.get("CXX"):
+        raise SimulatorError(f"$CXX, {os.environ['CXX']!r}, is not an executable that is on PATH")
     if not failures:
         raise SimulatorError(
             f"no C++ compiler for the Spike extension: $CXX is not set, none of {', '.join(_COMPILERS)} is on PATH, and the "
@@ -94,8 +96,9 @@ def _compilers() -> list[_Compiler]:
     found = [_Compiler(tuple(c), tuple(c)) for c in candidates if shutil.which(c[0])]
     if not named and find_spec("ziglang") is not None:
         # Linked with nothing: the library shall use the C++ library that Spike has loaded, and not bring libc++.
+        # For any x86-64, as the others compile: machines may share the cache.
         zig = (sys.executable, "-m", "ziglang")
-        found.append(_Compiler((*zig, "c++"), (*zig, "cc", "-nostdlib")))
+        found.append(_Compiler((*zig, "c++", "-mcpu=baseline"), (*zig, "cc", "-nostdlib")))
     return found
 
 

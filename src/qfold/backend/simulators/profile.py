@@ -28,6 +28,8 @@ class Profile:
     """By symbol. Code without a symbol counts for the one before it."""
 
     functions: Mapping[str, FunctionProfile]
+    has_loads: bool = True
+    """Whether loads were counted too."""
 
     def __getitem__(self, symbol: str) -> FunctionProfile:
         """That of a function; one that was never called, and is not in the program even, has no calls and no loads."""

@@ -11,6 +11,7 @@ from qfold.dialects.qmm.contractions import (
     WindowSumOp,
     row_sum_shape,
 )
+from qfold.dialects.qmm.integer import QuantConvOp, QuantMatmulOp
 from qfold.dialects.qmm.quant import QuantAttr
 from qfold.dialects.qmm.quantization import (
     ConstantOp,
@@ -18,6 +19,11 @@ from qfold.dialects.qmm.quantization import (
     DequantizeOp,
     QuantizeOp,
     YieldOp,
+)
+from qfold.dialects.qmm.requantization import (
+    DynamicQuantizeOp,
+    RequantizeOp,
+    RequantizeShiftOp,
 )
 from qfold.dialects.qmm.weight import WEIGHT_FILES, WeightAttr, WeightFiles
 
@@ -30,8 +36,13 @@ QMM = Dialect(
         DequantGatherOp,
         DequantizeOp,
         DequantMatmulOp,
+        DynamicQuantizeOp,
         MatmulOp,
+        QuantConvOp,
+        QuantMatmulOp,
         QuantizeOp,
+        RequantizeOp,
+        RequantizeShiftOp,
         RowSumOp,
         WindowSumOp,
         YieldOp,
@@ -48,9 +59,14 @@ __all__ = [
     "DequantGatherOp",
     "DequantMatmulOp",
     "DequantizeOp",
+    "DynamicQuantizeOp",
     "MatmulOp",
     "QuantAttr",
+    "QuantConvOp",
+    "QuantMatmulOp",
     "QuantizeOp",
+    "RequantizeOp",
+    "RequantizeShiftOp",
     "RowSumOp",
     "WeightAttr",
     "WeightFiles",

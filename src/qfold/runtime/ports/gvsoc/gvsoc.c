@@ -1,7 +1,7 @@
 /* The cluster of pulp-open in GVSoC: counted in cycles, with files of the host by semihosting.
  *
- * The simulator runs in a directory of its own. There the file `arguments` holds those of the program, its name first, each with a 0
- * byte at its end; the console is the files `stdout` and `stderr`. Files are named by absolute paths.
+ * The simulator runs in a directory of its own. The file `arguments` holds those of the program, its name first, each with a
+ * 0 byte at its end; the console is the files `stdout` and `stderr`. Files are named by absolute paths.
  *
  * With -DQFOLD_COUNT, what a core spends in qf_barrier, in qf_dma_wait and between forks is not in its qf_work_count.
  */
@@ -198,7 +198,8 @@ static void move_rows(uint32_t direction, uint32_t local, uint32_t outside, uint
 }
 
 /* The id of a transfer is its counter plus 1; 0 is one that is done. */
-qf_dma_t qf_dma_start_2d(void *dst, const void *src, uint32_t row_bytes, uint32_t rows, uint32_t dst_stride, uint32_t src_stride) {
+qf_dma_t qf_dma_start_2d(void *dst, const void *src, uint32_t row_bytes, uint32_t rows, uint32_t dst_stride,
+                         uint32_t src_stride) {
     uint32_t to = address(dst), from = address(src);
     uint32_t direction = in_l1(to) ? DMA_TO_L1 : 0;
     uint32_t local = direction ? to : from, local_stride = direction ? dst_stride : src_stride;

@@ -1,6 +1,6 @@
 /* What the port uses of `pulp-open`, the chip of GVSoC: 8 cores with 64 KiB of L1, event unit, DMA engine (mchan), and the fabric
- * controller that boots them. For C and assembly. Addresses and bits: the chip's models in GVSoC (pulp/chips/pulp_open,
- * pulp/event_unit, pulp/mchan).
+ * controller that boots them. For C and assembly. Addresses and bits are those of the chip's models in GVSoC
+ * (pulp/chips/pulp_open, pulp/event_unit, pulp/mchan).
  */
 #ifndef QFOLD_PULP_OPEN_H
 #define QFOLD_PULP_OPEN_H
@@ -45,7 +45,7 @@
 #define DMA_STATUS 0x04  /* read: counters at work, counters taken from bit 16 on; write: counters to give back */
 #define DMA_COUNTERS 16
 
-/* The first word of a command; then the addresses in L1 and outside, and for rows their length and the distance of them outside. */
+/* The first word of a command. Then come the addresses in L1 and outside, and for rows their length and distance outside. */
 #ifndef DMA_LENGTH_MAX /* tests have a shorter one */
 #define DMA_LENGTH_MAX 0x1FFFF
 #endif

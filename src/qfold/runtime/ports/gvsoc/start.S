@@ -1,6 +1,6 @@
-/* Every core starts here: first the fabric controller, alone, which boots the cluster and sleeps for ever; then the cores of the cluster. Core 0
- * goes on to qf_start, the others to qf_serve. Memory is 0 but for what the program holds: the loader sees to it. gp and tp are not
- * set: nothing is linked relative to them, and generated kernels use them as registers more.
+/* Every core starts here. First the fabric controller, alone: it boots the cluster and sleeps for ever. Then the cores of the
+ * cluster: core 0 goes on to qf_start, the others to qf_serve. Memory is 0 but for what the program holds: the loader sees to it.
+ * gp and tp are not set: nothing is linked relative to them, and generated kernels use them as registers more.
  *
  * __qf_stacks (link script) is the lowest address of the cores' stacks, core 0's first; -DQF_STACK_BYTES= each.
  */
@@ -19,11 +19,10 @@ _start:
     li t1, FABRIC_CONTROLLER
     bne t0, t1, start_of_core
 
-    /* A core sees the vector before its first instruction, wherever that is: both have addresses of their own. */
-    la t0, vectors
+    la t0, qf_trap_entry
     csrw mtvec, t0
     li t0, ICACHE_CONTROL
-    li t1, -1
+    li t1, -1 /* of every core */
     sw t1, ICACHE_ENABLE(t0)
     li t0, CLUSTER_CONTROL
     la t1, _start
@@ -38,7 +37,7 @@ _start:
     j 1b
 
 start_of_core:
-    la t0, vectors
+    la t0, qf_trap_entry
     csrw mtvec, t0
     la t0, __qf_stacks
     li t1, QF_STACK_BYTES
@@ -56,24 +55,18 @@ start_of_core:
 2:  call qf_serve
     .size _start, . - _start
 
+/* Never returns. Takes the mutex, so that of several traps one is reported, and a stack that no trap can have spoilt. Exceptions go
+ * to the first entry of the vector, which has 256 bytes; the others are for interrupts, which are never enabled.
+ */
     .text
     .balign 256
-    .option push
-    .option norvc
-vectors: /* of exceptions, the first one; interrupts are never enabled */
-    .rept 35
-    j qf_trap_entry
-    .endr
-    .option pop
-
-/* Never returns. Takes the mutex, so that of several traps one is reported, and a stack that no trap can have spoilt. */
     .globl qf_trap_entry
     .type qf_trap_entry, @function
 qf_trap_entry:
     csrr a1, mcause
     csrr a2, mepc
     csrr a3, mtval
-    la t0, second_vectors
+    la t0, qf_second_trap
     csrw mtvec, t0
     li t0, EVENT_UNIT
     .insn i 0x03, 6, t1, EVENT_MUTEX(t0) /* p.elw: asleep while another core has it */
@@ -83,18 +76,15 @@ qf_trap_entry:
     .size qf_trap_entry, . - qf_trap_entry
 
     .balign 256
-    .option push
-    .option norvc
-second_vectors: /* in the report of a trap */
-    .rept 35
-    j second_trap
-    .endr
-    .option pop
-second_trap:
+    .globl qf_second_trap
+    .type qf_second_trap, @function
+qf_second_trap: /* in the report of a trap */
     li a0, 71
     call qf_exit
+    .size qf_second_trap, . - qf_second_trap
 
-/* int32_t qf_semihost(uint32_t operation, const void *block): "RISC-V Semihosting", version 0.4. The three instructions are on one page. */
+/* int32_t qf_semihost(uint32_t operation, const void *block): "RISC-V Semihosting", version 0.4, which wants the three
+ * instructions uncompressed and on one page. */
     .balign 16
     .globl qf_semihost
     .type qf_semihost, @function

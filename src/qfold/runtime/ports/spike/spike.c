@@ -291,7 +291,7 @@ void qf_trap(uint32_t core, uint32_t cause, uint32_t pc, uint32_t tval);
 enum { MAX_ARGUMENTS = 16 };
 
 void qf_start(void) {
-    static uint64_t vars[1024]; /* argc, the arguments' addresses, 0, 0, then the texts */
+    static uint64_t vars[256]; /* argc, the arguments' addresses, 0, 0, then the texts */
     static char *argv[MAX_ARGUMENTS + 1];
     uint32_t argc;
     int status;

@@ -3,10 +3,7 @@
 // Encodings: src/qfold/dialects/riscv_pulp/encoding.py. Semantics: docs/dialects/riscv_pulp.md, which is RI5CY's; what RI5CY
 // leaves undefined, or its hardware loops do not allow, is an illegal instruction here.
 //
-// With QFOLD_SPIKE_PROFILE=FILE in the environment, every jump's target and every load that is executed are counted, and
-// written to FILE at exit as lines
-//   jump HART ADDRESS COUNT
-//   load HART ADDRESS NAME COUNT        NAME: lb, lw, flw, p.lbu ... without the c. of the short forms
+// With QFOLD_SPIKE_PROFILE=FILE in the environment, every jump's target and every load that is executed are counted (profile.h).
 //
 // Spike was compiled with libstdc++ and its old std::string (-D_GLIBCXX_USE_CXX11_ABI=0). With libc++, which is all that zig brings,
 // this compiles too: spike_abi.h bridges what differs, and the library is linked without a C++ library of its own.
@@ -16,12 +13,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
+#include "profile.h"
 #include "spike_abi.h"
 
 #define INSTRUCTION(name) reg_t fast_rv32i_##name(processor_t*, insn_t, reg_t)
@@ -45,42 +40,7 @@ INSTRUCTION(c_flwsp);
 
 namespace {
 
-// ---- profile ------------------------------------------------------------------------------------------------
-
-const char* const profile_path = std::getenv("QFOLD_SPIKE_PROFILE");
-const bool profiling = profile_path != nullptr;
-
-enum load_kind : uint8_t { LB, LH, LW, LBU, LHU, FLW, P_LB, P_LH, P_LW, P_LBU, P_LHU, P_ELW };
-const char* const load_names[] = {"lb", "lh", "lw", "lbu", "lhu", "flw", "p.lb", "p.lh", "p.lw", "p.lbu", "p.lhu", "p.elw"};
-
-// Address -> how often, in pages of what an instruction cache would hold: programs lie densely.
-class counters_t {
- public:
-  void count(reg_t address, uint8_t kind = 0) {
-    auto& page = pages[uint32_t(address) >> PAGE_BITS];
-    if (!page) page = std::make_unique<page_t>();
-    const size_t i = (address >> 1) % page->counts.size();
-    page->counts[i]++;
-    page->kinds[i] = kind;
-  }
-
-  template <class F>
-  void for_each(F f) const {
-    for (size_t p = 0; p < pages.size(); p++) {
-      if (!pages[p]) continue;
-      for (size_t i = 0; i < pages[p]->counts.size(); i++)
-        if (pages[p]->counts[i]) f(uint32_t(p << PAGE_BITS | i << 1), pages[p]->kinds[i], pages[p]->counts[i]);
-    }
-  }
-
- private:
-  static constexpr unsigned PAGE_BITS = 12;
-  struct page_t {
-    std::array<uint64_t, 1 << (PAGE_BITS - 1)> counts{};
-    std::array<uint8_t, 1 << (PAGE_BITS - 1)> kinds{};
-  };
-  std::vector<std::unique_ptr<page_t>> pages{1u << (32 - PAGE_BITS)};
-};
+// ---- harts ---------------------------------------------------------------------------------------------------
 
 // Hardware loops that are running: how many, and the level and the last instruction of the innermost.
 struct loops_t {
@@ -94,49 +54,28 @@ struct hart_t {
   // Of a trap in a body: whether its instruction is known, and which it is.
   bool trapped = false;
   reg_t trapped_at = 0;
-
-  std::unique_ptr<counters_t> jumps, loads;
 };
 
-struct harts_t : std::array<hart_t, MAX_HARTS> {
-  ~harts_t() {
-    if (!profiling) return;
-    FILE* file = std::fopen(profile_path, "w");
-    if (file == nullptr) {
-      std::perror(profile_path);
-      return;
-    }
-    for (size_t h = 0; h < size(); h++) {
-      const hart_t& hart = (*this)[h];
-      if (!hart.jumps) continue;
-      hart.jumps->for_each([&](uint32_t address, uint8_t, uint64_t n) {
-        std::fprintf(file, "jump %zu 0x%08x %llu\n", h, address, (unsigned long long)n);
-      });
-      hart.loads->for_each([&](uint32_t address, uint8_t kind, uint64_t n) {
-        std::fprintf(file, "load %zu 0x%08x %s %llu\n", h, address, load_names[kind], (unsigned long long)n);
-      });
-    }
-    std::fclose(file);
-  }
-} harts;
+std::array<hart_t, MAX_HARTS> harts;
+profiles_t<MAX_HARTS> profiles;
 
 hart_t& hart_of(processor_t* p) { return harts[hart_id_of(p)]; }
 
 void count_load(processor_t* p, reg_t pc, load_kind kind) {
-  if (profiling) hart_of(p).loads->count(pc, kind);
+  if (profiling) profiles[hart_id_of(p)].loads.count(pc, kind);
 }
 
 template <insn_func_t F>
 reg_t counted_jump(processor_t* p, insn_t insn, reg_t pc) {
   const reg_t target = F(p, insn, pc);
-  hart_of(p).jumps->count(target);
+  profiles[hart_id_of(p)].jumps.count(target);
   return target;
 }
 
 template <insn_func_t F, load_kind K>
 reg_t counted_load(processor_t* p, insn_t insn, reg_t pc) {
   const reg_t next = F(p, insn, pc);
-  hart_of(p).loads->count(pc, K);
+  profiles[hart_id_of(p)].loads.count(pc, K);
   return next;
 }
 
@@ -454,12 +393,8 @@ class xpulp_t : public extension_t {
   void reset(processor_t& p) override {
     check_layout(&p);
     csrs_of(&p)->mip->backdoor_write_with_mask(MIP_MSIP, MIP_MSIP);
-    hart_t& hart = hart_of(&p);
-    hart.loops = {};
-    if (profiling) {
-      hart.jumps = std::make_unique<counters_t>();
-      hart.loads = std::make_unique<counters_t>();
-    }
+    hart_of(&p) = {};
+    if (profiling) profiles.add(hart_id_of(&p));
   }
 };
 

@@ -1,0 +1,297 @@
+"""The proof on the linked program: it holds for what was compiled, and each way to be wrong is caught."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qfold.backend.build import BuildDirectory, compile_directory
+from qfold.backend.c.emit import emit
+from qfold.backend.files import write_directory
+from qfold.backend.riscv.readers import Element
+from qfold.backend.run import Executable
+from qfold.backend.simulators import FunctionProfile, Profile
+from qfold.targets import target_named
+from qfold.tools import proof
+from qfold.tools.audit import AuditResult, Objects, audit
+from qfold.tools.driver import Compilation
+from qfold.tools.elf import ObjectFile
+from qfold.tools.leafs import leaf_sequence
+from qfold.tools.manifest import manifest, program_of
+from qfold.tools.proof import Evidence, prove
+from qfold.tools.report import assembly_functions
+from tests.tools.clusters import compiled, matmul_model, needs_qemu, needs_spike
+
+PACKED, RAW = 8, 4
+"""Rows for which a weight is packed first, and for which it is read as it is."""
+
+LINKED = "every kernel of the report is in the linked program"
+EXECUTED = "every kernel of the report was executed"
+DISASSEMBLED = "kernels load weights as what they are, by disassembly"
+COUNTED = "kernels loaded every weight as what it is, by the simulator's counters"
+FREESTANDING = "no libm, no floats in software"
+
+Edit = Callable[[dict[str, bytes]], None]
+
+
+class Built:
+    """A build of a compiled network, run once."""
+
+    def __init__(self, compilation: Compilation, edit: Edit | None = None, *, run: bool = True):
+        self.compilation = compilation
+        self.target = target_named(compilation.options.target)
+        files = emit(compilation.kernels)
+        if edit is not None:
+            before = dict(files)
+            edit(files)
+            assert files != before
+        scratch = BuildDirectory()
+        source = scratch.path / "source"
+        write_directory(source, files)
+        self.built = compile_directory(
+            source, self.target, output=scratch.path, extra_cflags=["-g"]
+        )
+        self.executable = Executable(compilation.kernels, self.built, scratch)
+        self.profile: Profile | None = None
+        if run:
+            (spec,) = compilation.inputs
+            self.profile = self.executable.measure(
+                {"x": np.ones(spec.shape, np.float32)}, profile=True
+            ).profile
+
+    @property
+    def evidence(self) -> Evidence:
+        program = program_of(self.compilation.kernels)
+        objects = Objects.of(self.built, self.target)
+        return Evidence(
+            self.built.binary,
+            objects.kernels,
+            [tuple(leaf_sequence(d.kernel)) for d in program.dispatches],
+            self.profile,
+            machine_code=True,
+        )
+
+    def proven(self, evidence: Evidence | None = None) -> dict[str, AuditResult]:
+        kernels = self.compilation.kernels
+        program = program_of(kernels)
+        blocks = assembly_functions(self.compilation.report)
+        results = prove(kernels, program, manifest(program), blocks, evidence or self.evidence)
+        return {r.check: r for r in results}
+
+    def audited(self) -> list[AuditResult]:
+        objects = Objects.of(self.built, self.target)
+        facts = self.compilation.facts
+        return audit(self.compilation.kernels, facts.quantized, objects, self.target)
+
+
+@contextmanager
+def built(
+    compilation: Compilation, edit: Edit | None = None, *, run: bool = True
+) -> Iterator[Built]:
+    made = Built(compilation, edit, run=run)
+    yield made
+    made.executable.close()
+
+
+def failed(results: Mapping[str, AuditResult]) -> dict[str, Sequence[str]]:
+    return {check: r.problems for check, r in results.items() if not r.ok}
+
+
+# What was compiled
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "unsigned"),
+    [
+        ("spike", PACKED, False),
+        ("spike:isa=f,cores=3", RAW, False),
+        ("spike:isa=f", PACKED, True),
+        ("spike:cores=2", RAW, True),
+    ],
+)
+def test_spike_holds(target: str, rows: int, unsigned: bool):
+    needs_spike()
+    compilation = compiled(matmul_model(rows, unsigned=unsigned), target)
+    with built(compilation) as made:
+        results = made.proven()
+        assert not failed(results)
+        assert set(results) == {LINKED, EXECUTED, DISASSEMBLED, COUNTED, FREESTANDING}
+        assert all(r.ok for r in made.audited())
+        # Which loads, by the counters: every byte of the weight as what it is.
+        own, other = ("lbu", "lb") if unsigned else ("lb", "lbu")
+        name = "riscv.pack" if rows == PACKED else "riscv.dequant_matmul"
+        (kernel,) = (k for k in compilation.report["kernels"] if k["kernel"] == name)
+        counts: dict[str, int] = {}
+        assert made.profile is not None
+        for function in kernel["generated"]["functions"]:
+            for load, count in made.profile[function["symbol"]].loads.items():
+                load = load.removeprefix("p.")
+                counts[load] = counts.get(load, 0) + count
+        assert counts[own] >= 16 * 12 and other not in counts
+
+
+def test_qemu_holds():
+    needs_qemu()
+    with built(compiled(matmul_model(RAW), "qemu")) as made:
+        results = made.proven()
+        assert not failed(results)
+        # Calls are counted there, loads are not.
+        assert set(results) == {LINKED, EXECUTED, DISASSEMBLED, FREESTANDING}
+        assert made.profile is not None and not made.profile.has_loads
+        assert all(r.ok for r in made.audited())
+
+
+# What is wrong
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, size: int, kind: str) -> None:
+    """Have the generators take every element to be of that type."""
+    monkeypatch.setattr(Element, "of", staticmethod(lambda _: Element(size, kind)))
+
+
+@pytest.mark.parametrize("rows", [PACKED, RAW])
+def test_a_kernel_that_reads_int8_as_floats_is_caught(rows: int, monkeypatch: pytest.MonkeyPatch):
+    """The C around it says `const int8_t *`, so that compiler, types and calls are content: only its machine code tells."""
+    needs_spike()
+    compilation = compiled(matmul_model(rows, zero_point=False), "spike")
+    lie(monkeypatch, 4, "f32")
+    with built(compilation) as made:
+        assert all(r.ok for r in made.audited())
+        problems = failed(made.proven())
+    assert set(problems) == {DISASSEMBLED, COUNTED}
+    text = "has a weight of i8 but no lb or p.lb: it loads by lw or p.lw"
+    assert text in problems[DISASSEMBLED][0]
+    assert "executed 0 lb or p.lb for 192 weights of i8" in problems[COUNTED][0]
+    if rows == PACKED:
+        assert problems[DISASSEMBLED][1].endswith("but all it reads is i8")
+
+
+def test_an_int8_kernel_that_loads_unsigned_bytes_is_caught(monkeypatch: pytest.MonkeyPatch):
+    needs_spike()
+    compilation = compiled(matmul_model(PACKED, zero_point=False), "spike")
+    lie(monkeypatch, 1, "ui8")
+    with built(compilation) as made:
+        problems = failed(made.proven())
+    assert set(problems) == {DISASSEMBLED, COUNTED}
+    assert any("reads nothing of ui8" in p for p in problems[DISASSEMBLED])
+
+
+@pytest.fixture(scope="module")
+def good() -> Iterator[Built]:
+    needs_spike()
+    with built(compiled(matmul_model(PACKED), "spike")) as made:
+        yield made
+
+
+def test_a_kernel_that_did_not_run_on_one_core_is_caught(good: Built):
+    profile = good.profile
+    assert profile is not None
+    symbol = next(
+        s for s in profile.functions if s.startswith("packed_matmul") and s.endswith("bias")
+    )
+    calls = profile[symbol].calls
+    lazy = FunctionProfile((*calls[:-1], calls[-1] - 1), profile[symbol].loads)
+    changed = Profile({**profile.functions, symbol: lazy})
+    problems = failed(good.proven(replace(good.evidence, profile=changed)))
+    assert problems == {
+        EXECUTED: (f"core 7 ran {symbol} {calls[-1] - 1} times, the report says {calls[-1]}",)
+    }
+
+
+def test_assembly_that_never_ran_is_caught(good: Built):
+    profile = good.profile
+    assert profile is not None
+    (block,) = (s for s in profile.functions if s.startswith("pack_") and s.endswith("_panel4"))
+    idle = replace(profile[block], calls=(0,) * 8)
+    changed = Profile({**profile.functions, block: idle})
+    problems = failed(good.proven(replace(good.evidence, profile=changed)))
+    assert problems == {
+        EXECUTED: (f"{block}, the code of {block.removesuffix('_panel4')}, never ran",)
+    }
+
+
+def test_calls_in_another_order_are_caught(good: Built):
+    evidence = good.evidence
+    (calls,) = evidence.traced
+    problems = failed(good.proven(replace(evidence, traced=[calls[::-1]])))
+    (problem,) = problems[EXECUTED]
+    assert problem.startswith("call 0 of dispatch 0 ") and "the report says pack_" in problem
+
+
+def test_a_function_that_is_not_there_is_caught(good: Built, monkeypatch: pytest.MonkeyPatch):
+    blocks = assembly_functions(good.compilation.report)
+    symbol = next(iter(blocks))
+    blocks[symbol] = [*blocks[symbol], "absent"]
+    kernels = good.compilation.kernels
+    program = program_of(kernels)
+    results = prove(kernels, program, manifest(program), blocks, good.evidence)
+    problems = failed({r.check: r for r in results})
+    assert problems[LINKED] == (
+        "absent is no function of runner",
+        f"{symbol} does not call absent",
+    )
+    assert "absent, the code of " in problems[EXECUTED][0]
+
+
+def test_a_driver_that_leaves_its_assembly_out_is_caught():
+    """The function has the right name and types, and computes in C what it likes."""
+    needs_spike()
+
+    def edit(files: dict[str, bytes]) -> None:
+        text = files["kernels.c"].decode()
+        start = text.index("\nvoid pack_")
+        idle = (
+            "\nstatic void idle(const int8_t *w, float *y, const int8_t *z, ptrdiff_t n) {"
+            "\n(void)w, (void)y, (void)z, (void)n;\n}\n"
+        )
+        text = text[:start] + idle + text[start:]
+        files["kernels.c"] = re.sub(r"\w+_panel4\((?=w )", "idle(", text).encode()
+
+    with built(compiled(matmul_model(PACKED), "spike"), edit) as made:
+        problems = failed(made.proven())
+    assert any("does not call" in p for p in problems[LINKED]) or any(
+        "is no function" in p for p in problems[LINKED]
+    )
+    assert any("never ran" in p for p in problems[EXECUTED])
+    assert COUNTED in problems
+
+
+def test_libraries_for_floats_are_caught(tmp_path: Path, good: Built):
+    source = tmp_path / "wide.c"
+    source.write_text(
+        "float expf(float x) { return x + 1; }\n"
+        "double wide(double a, double b) { return a * b; }\n"
+        "float _start(float x) { return (float)wide(expf(x), x); }\n"
+    )
+    binary = tmp_path / "wide"
+    flags = ["-target", "riscv32-freestanding", "-mcpu=generic_rv32+m+c+zfinx", "-O0", "-static"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", *flags, str(source), "-o", str(binary)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    with ObjectFile(binary) as linked:
+        names = set(linked.defined)
+    assert {"expf", "__muldf3"} <= names
+    evidence = replace(good.evidence, binary=binary, profile=None)
+    problems = good.proven(evidence)[FREESTANDING].problems
+    assert "expf is a function of libm" in problems
+    assert any("__muldf3 computes floats in software" in p for p in problems)
+
+
+def test_names_of_helpers():
+    soft = ("__adddf3", "__truncdfsf2", "__extendsfdf2", "__floatsidf", "__fixdfsi", "__ledf2")
+    assert all(proof._SOFT_DOUBLE.fullmatch(name) for name in soft)
+    assert all(proof._SOFT_FLOAT.fullmatch(n) for n in ("__addsf3", "__fixsfsi", "__gtsf2"))
+    # 64-bit integers are nobody's float.
+    for name in ("__udivdi3", "__floatdisf", "__fixunssfdi", "__ashldi3"):
+        assert not proof._SOFT_DOUBLE.fullmatch(name) and not proof._SOFT_FLOAT.fullmatch(name)
