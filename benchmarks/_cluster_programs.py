@@ -23,13 +23,17 @@ TIMEOUT = 300.0
 OFFSETS = 10
 """Cores 4 to 7, which share their FPUs with cores 0 to 3, begin each kernel 0 to 9 instructions later than those."""
 
+BEGIN = "BEGIN();"
+"""The statement before each kernel."""
+
+NEWLINE = "\n"
 _EVENTS = 5
 _REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all cores do. Each line is a statement of C; `BEGIN();` stands before each kernel and `qf_barrier();` between two."""
+    """What all cores do. Each line is a statement of C; `BEGIN` stands before each kernel and `qf_barrier();` between two."""
 
     name: str
     statements: tuple[str, ...]
@@ -39,6 +43,10 @@ class Job:
     """Whether to measure it with every offset."""
     added: int = 0
     """What it adds to each weight and takes back from the sum: how much less exact it may be."""
+    bias: bool = True
+    """Whether it adds the bias."""
+    zero: bool = True
+    """Whether it takes the zero points into account."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class Measured:
     warm: int
     """The third time: not all code that the second one needs has stayed in the instruction caches."""
     shifted: tuple[int, ...]
-    """Warm, for each offset; empty where they were not measured."""
+    """Warm, for each offset, what makes it included; empty where they were not measured."""
     cores: tuple[CoreCounts, ...]
     output: bytes
 
@@ -175,19 +183,26 @@ def _places(memory: Memory) -> str:
     return "\n".join(lines)
 
 
+def _function(name: str, statements: Sequence[str]) -> str:
+    return "\n    ".join([f"static void {name}(void) {{", *statements]) + "\n}"
+
+
 def _program(jobs: Sequence[Job], memory: Memory, output: str, definitions: str) -> str:
     loads = "\n".join(
         f"    memcpy(AT_{name}, data_{name}, {value.nbytes});"
         for name, value in memory.l1.items()
         if not isinstance(value, int)
     )
-    functions = "\n".join(
-        "\n    ".join([f"static void job{i}(void) {{", *job.statements]) + "\n}"
-        for i, job in enumerate(jobs)
-    )
-    calls = "\n".join(
-        f"    measure(file, job{i}, {OFFSETS if job.shifted else 0});" for i, job in enumerate(jobs)
-    )
+    functions: list[str] = []
+    calls: list[str] = []
+    for i, job in enumerate(jobs):
+        # What shifts the cores is not in the jobs that are timed without.
+        functions.append(_function(f"job{i}", [s for s in job.statements if s != BEGIN]))
+        shifted = "NULL"
+        if job.shifted:
+            shifted = f"job{i}_shifted"
+            functions.append(_function(shifted, job.statements))
+        calls.append(f"    measure(file, job{i}, {shifted});")
     size = size_of(memory.all[output])
     return f"""#include "port.h"
 #include "kernels_in_c.h"
@@ -218,7 +233,7 @@ static inline void begin(void) {{
 void *memcpy(void *restrict dst, const void *restrict src, size_t bytes);
 
 {definitions}
-{functions}
+{NEWLINE.join(functions)}
 
 static void (*volatile current)(void);
 static uint32_t counts[QF_CORES][{_EVENTS}];
@@ -260,25 +275,30 @@ static void clear(void) {{
     }}
 }}
 
-static uint32_t time_of_run(uint32_t nops) {{
+static uint32_t time_of_run(void) {{
     uint64_t start;
-    offset = nops;
     clear();
     start = qf_cycles();
     qf_fork(run, NULL);
     return (uint32_t)(qf_cycles() - start);
 }}
 
-static void measure(int file, void (*job)(void), uint32_t offsets) {{
+static void measure(int file, void (*job)(void), void (*shifted)(void)) {{
+    uint32_t offsets = shifted == NULL ? 0 : {OFFSETS};
     uint32_t times[{_REPEATS + OFFSETS}];
     current = job;
     for (uint32_t i = 0; i < {_REPEATS}; i++) {{
-        times[i] = time_of_run(0);
+        times[i] = time_of_run();
+    }}
+    current = shifted;
+    for (uint32_t i = 0; offsets != 0 && i < {_REPEATS}; i++) {{
+        time_of_run();
     }}
     for (uint32_t i = 0; i < offsets; i++) {{
-        times[{_REPEATS} + i] = time_of_run(i);
+        offset = i;
+        times[{_REPEATS} + i] = time_of_run();
     }}
-    offset = 0;
+    current = job;
     clear();
     qf_fork(run_counted, NULL);
     save(file, times, ({_REPEATS} + offsets) * 4);
@@ -289,7 +309,7 @@ static void measure(int file, void (*job)(void), uint32_t offsets) {{
 int qf_main(int argc, char **argv) {{
     int file = qf_file_open(argv[argc - 1], 1);
 {loads}
-{calls}
+{NEWLINE.join(calls)}
     return qf_file_close(file);
 }}
 """

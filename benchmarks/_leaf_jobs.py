@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from _cluster_programs import Array, Job, Memory
+from _cluster_programs import BEGIN, Array, Job, Memory
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import SSAValue
@@ -64,12 +64,13 @@ class Problem:
     def macs(self) -> int:
         return self.m * self.n * self.k
 
-    def expected(self, *, int8: bool) -> Doubles:
+    def expected(self, *, int8: bool, bias: bool = True, zero: bool = True) -> Doubles:
         a = self.a.astype(np.float64)
+        added = self.bias * bias
         if not int8:
-            return np.asarray(a @ self.floats.astype(np.float64) + self.bias, np.float64)
-        w = self.w.astype(np.float64) - self.zero
-        return np.asarray(self.scale * (a @ w) + self.bias, np.float64)
+            return np.asarray(a @ self.floats.astype(np.float64) + added, np.float64)
+        w = self.w.astype(np.float64) - self.zero * zero
+        return np.asarray(self.scale * (a @ w) + added, np.float64)
 
     def tolerance(self, *, int8: bool, added: int = 0) -> Doubles:
         """What K additions in f32 may be off by, and as much again for the correction where something is added to each weight, a
@@ -146,18 +147,27 @@ def _pack(leaves: LeafSet, symbol: str, k: int, n: int, *, int8: bool) -> Genera
 
 
 def _packed_matmul(
-    leaves: LeafSet, symbol: str, m: int, n: int, k: int, *, int8: bool, row: int = 0
+    leaves: LeafSet,
+    symbol: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    int8: bool,
+    row: int = 0,
+    bias: bool = True,
 ) -> GeneratedKernel:
     """`row`: from one row of y to the next, where that is not n."""
-    a, p, s, b = _memref(m, k), _memref(-(-n // PANEL), k, PANEL), _memref(n), _memref(n)
+    a, p, s = _memref(m, k), _memref(-(-n // PANEL), k, PANEL), _memref(n)
     y = _memref(m, n, layout=f"strided<[{row}, 1]>" if row else "")
-    arguments = [f"%a: {a}", f"%p: {p}", *([f"%s: {s}"] if int8 else []), f"%b: {b}", f"%y: {y}"]
-    types = ", ".join([a, p, *([s] if int8 else []), b, y])
+    named = {"a": a, "p": p, **({"s": s} if int8 else {}), **({"b": s} if bias else {}), "y": y}
+    arguments = [f"%{name}: {type_}" for name, type_ in named.items()]
     scale = "scale(%s) " if int8 else ""
-    op = (
-        f"qkernel.packed_matmul %a, %p {scale}epilogue(%b) outs(%y) {_MAP} : ({types}) -> (){_BIAS}"
-    )
-    return leaves.add(symbol, "riscv.packed_matmul", arguments, op)
+    added = "epilogue(%b) " if bias else ""
+    maps = f"{_MAP} " if bias else ""
+    types = f"({', '.join(named.values())}) -> ()"
+    op = f"qkernel.packed_matmul %a, %p {scale}{added}outs(%y) {maps}: {types}"
+    return leaves.add(symbol, "riscv.packed_matmul", arguments, f"{op}{_BIAS if bias else ''}")
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,7 @@ def in_c(problem: Problem, *, int8: bool) -> list[Job]:
     return [
         Job(
             f"{label}, {kind}",
-            ("BEGIN();", call(f"{scheme}_{kind}", "a", *weight, "b", "y", sizes=sizes)),
+            (BEGIN, call(f"{scheme}_{kind}", "a", *weight, "b", "y", sizes=sizes)),
         )
         for scheme, label in _SCHEMES.items()
     ]
@@ -234,24 +244,44 @@ def packed(problem: Problem, target: Target, *, int8: bool) -> Contest:
     kind = "int8" if int8 else "f32"
     leaves = LeafSet(target)
     pack = _pack(leaves, f"pack_{kind}", k, n, int8=int8)
-    product = _packed_matmul(leaves, f"matmul_{kind}", m, n, k, int8=int8)
-    ours = Job(
-        f"ours, {kind}{' exact' if int8 else ''}",
-        (
-            "BEGIN();",
+    ours: list[Job] = []
+    for bias in (True, False):
+        symbol = f"matmul_{kind}{'_bias' if bias else ''}"
+        product = _packed_matmul(leaves, symbol, m, n, k, int8=int8, bias=bias)
+        names = ["a", "p", *(["s"] if int8 else []), *(["b"] if bias else []), "y"]
+        statements = (
+            BEGIN,
             call(f"pack_{kind}", *(["w", "z"] if int8 else ["f"]), "p"),
             "qf_barrier();",
-            "BEGIN();",
-            call(f"matmul_{kind}", "a", "p", *(["s"] if int8 else []), "b", "y"),
-        ),
-        _facts(pack, "instructions_per_weight") * k * n
-        + _facts(product, "instructions_per_mac") * problem.macs,
-        shifted=True,
-    )
+            BEGIN,
+            call(symbol, *names),
+        )
+        predicted = _predicted(problem, pack, product)
+        label = f"ours, {kind}{' exact' if int8 else ''}"
+        ours.append(_ours(label, statements, predicted, bias=bias))
     panels = -(-n // PANEL)
     memory = _memory(problem, problem.w if int8 else problem.floats, panels)
-    jobs = (*in_c(problem, int8=int8), ours)
-    return Contest(problem, memory, jobs, int8, leaves)
+    return Contest(problem, memory, (*in_c(problem, int8=int8), *ours), int8, leaves)
+
+
+def _predicted(problem: Problem, pack: GeneratedKernel, product: GeneratedKernel) -> float:
+    """Instructions of the inner loops."""
+    weights = _facts(pack, "instructions_per_weight") * problem.k * problem.n
+    return weights + _facts(product, "instructions_per_mac") * problem.macs
+
+
+def _ours(
+    label: str,
+    statements: tuple[str, ...],
+    predicted: float,
+    *,
+    bias: bool,
+    zero: bool = True,
+    added: int = 0,
+) -> Job:
+    left_out = [name for name, there in (("zero point", zero), ("bias", bias)) if not there]
+    name = f"{label}, no {' and no '.join(left_out)}" if left_out else label
+    return Job(name, statements, predicted, True, added, bias, zero)
 
 
 def only_c(problem: Problem, target: Target) -> Contest:
@@ -268,26 +298,26 @@ def by_panels(problem: Problem, target: Target) -> Contest:
         raise ValueError(f"{n} columns are no multiple of {columns}")
     leaves = LeafSet(target)
     pack = _pack(leaves, "pack_piece", k, columns, int8=True)
-    product = _packed_matmul(leaves, "matmul_piece", m, columns, k, int8=True, row=n)
-    ours = Job(
-        "ours, int8 exact",
-        (
+    ours: list[Job] = []
+    for bias in (True, False):
+        symbol = f"matmul_piece{'_bias' if bias else ''}"
+        product = _packed_matmul(leaves, symbol, m, columns, k, int8=True, row=n, bias=bias)
+        names = ["a", "p", "s + n", *(["b + n"] if bias else []), "y + n"]
+        statements = (
             f"for (ptrdiff_t n = 0; n < {n}; n += {columns}) {{",
-            "BEGIN();",
+            BEGIN,
             call("pack_piece", f"w + n * {k}", "z + n", "p"),
             "qf_barrier();",
-            "BEGIN();",
-            call("matmul_piece", "a", "p", "s + n", "b + n", "y + n"),
+            BEGIN,
+            call(symbol, *names),
             "qf_barrier();",
             "}",
-        ),
-        _facts(pack, "instructions_per_weight") * k * n
-        + _facts(product, "instructions_per_mac") * problem.macs,
-        shifted=True,
-    )
+        )
+        predicted = _predicted(problem, pack, product)
+        ours.append(_ours("ours, int8 exact", statements, predicted, bias=bias))
     pieces = problem.w.reshape(k, -1, columns).transpose(1, 0, 2)
     memory = _memory(problem, np.ascontiguousarray(pieces), PANELS_AT_ONCE)
-    return Contest(problem, memory, (ours,), True, leaves)
+    return Contest(problem, memory, tuple(ours), True, leaves)
 
 
 def few_rows(problem: Problem, target: Target) -> Contest:
@@ -303,25 +333,37 @@ def few_rows(problem: Problem, target: Target) -> Contest:
     jobs: list[Job] = []
     for way in _FEW_ROWS:
         w, z = (_memref(*shape, element=way.element) for shape in ((k, n), (n,)))
+        operands = {"a": a, "w": w, "s": s, **({"z": z} if way.zero else {})}
+        operands |= {"r": r} if way.hoisted else {}
+        operands |= {"b": s} if way.bias else {}
+        operands |= {"y": y}
+        arguments = [f"%{name}: {type_}" for name, type_ in operands.items()]
+        zero = " zero_point(%z)" if way.zero else ""
         sums = " row_sum(%r)" if way.hoisted else ""
+        added = " epilogue(%b)" if way.bias else ""
+        maps = f" {_MAP}" if way.bias else ""
         attribute = " {hoisted}" if way.hoisted else ""
-        types = ", ".join([a, w, s, z, *([r] if way.hoisted else []), s, y])
         op = (
-            f"qkernel.dequant_matmul %a, %w, %s zero_point(%z){sums} epilogue(%b) outs(%y) {_MAP}{attribute}"
-            f" : ({types}) -> (){_BIAS}"
+            f"qkernel.dequant_matmul %a, %w, %s{zero}{sums}{added} outs(%y){maps}{attribute}"
+            f" : ({', '.join(operands.values())}) -> (){_BIAS if way.bias else ''}"
         )
-        arguments = [f"%a: {a}", f"%w: {w}", f"%s: {s}", f"%z: {z}"]
-        arguments += [*([f"%r: {r}"] if way.hoisted else []), f"%b: {s}", f"%y: {y}"]
         made = leaves.add(way.symbol, way.kernel, arguments, op)
-        first = ("BEGIN();", call("row_sum", "a", "r"), "qf_barrier();") if way.hoisted else ()
-        weight = ("w", "z") if way.element == "i8" else ("uw", "uz")
-        names = ["a", weight[0], "s", weight[1], *(["r"] if way.hoisted else []), "b", "y"]
+        first = (BEGIN, call("row_sum", "a", "r"), "qf_barrier();") if way.hoisted else ()
+        unsigned = {"w": "uw", "z": "uz"} if way.element == "ui8" else {}
+        statements = (*first, BEGIN, call(way.symbol, *(unsigned.get(o, o) for o in operands)))
         predicted = _facts(made, "instructions_per_mac") * problem.macs
-        statements = (*first, "BEGIN();", call(way.symbol, *names))
-        jobs.append(Job(way.label, statements, predicted, shifted=True, added=way.added))
+        jobs.append(
+            _ours(
+                way.label,
+                statements,
+                predicted,
+                bias=way.bias,
+                zero=way.zero,
+                added=way.added,
+            )
+        )
     memory = _memory(problem, problem.w, 0)
-    unsigned = {"uw": _unsigned(problem.w), "uz": _unsigned(problem.zero)}
-    memory = Memory({**memory.l1, **unsigned})
+    memory = Memory({**memory.l1, "uw": _unsigned(problem.w), "uz": _unsigned(problem.zero)})
     return Contest(problem, memory, (*in_c(problem, int8=True), *jobs), True, leaves)
 
 
@@ -338,16 +380,20 @@ class _Way:
     symbol: str
     kernel: str
     element: str
-    hoisted: bool
+    hoisted: bool = False
+    zero: bool = True
+    bias: bool = True
     added: int = 0
 
 
+_EXACT, _INSERTI = "riscv.dequant_matmul", "riscv.dequant_matmul_inserti"
 _FEW_ROWS = (
-    _Way("ours, int8 exact", "dequant", "riscv.dequant_matmul", "i8", False),
-    _Way("ours, int8 exact, hoisted", "dequant_hoisted", "riscv.dequant_matmul", "i8", True),
-    _Way(
-        "ours, int8 p.inserti", "dequant_inserti", "riscv.dequant_matmul_inserti", "ui8", False, 384
-    ),
+    _Way("ours, int8 exact", "dequant_bias", _EXACT, "i8"),
+    _Way("ours, int8 exact", "dequant", _EXACT, "i8", bias=False),
+    _Way("ours, int8 exact", "symmetric", _EXACT, "i8", zero=False, bias=False),
+    _Way("ours, int8 hoisted", "hoisted_bias", _EXACT, "i8", hoisted=True),
+    _Way("ours, p.inserti", "inserti_bias", _INSERTI, "ui8", added=384),
+    _Way("ours, p.inserti", "inserti", _INSERTI, "ui8", bias=False, added=384),
 )
 
 
@@ -387,7 +433,7 @@ def staged_in_c(problem: Problem, target: Target, rows: int, columns: int) -> Co
             f"qf_dma_wait(qf_dma_start(AT_a, AT_all_a + m * {k} * 4, {rows * k * 4}));",
             "}",
             "qf_barrier();",
-            "BEGIN();",
+            BEGIN,
             call(f"{scheme}_int8", "a", "w", "s", "z", "b", "y", sizes=(rows, columns, k)),
             "qf_barrier();",
             "if (qf_core_id() == 0) {",

@@ -87,7 +87,7 @@ def residual_network(layers: int, width: int, rows: int = 16, seed: int = 0) -> 
 def matmul_network(
     rows: int, w: np.ndarray, scale: np.ndarray, zero: np.ndarray, bias: np.ndarray
 ) -> ModelProto:
-    """`y = x @ dequantised w + bias`: an int8 weight [K, N] with scale and zero point per column, x [rows, K]; opset 17."""
+    """`y = x @ dequantised w + bias`: an int8 weight [K, N] with scale and zero point per column, x [rows, K]; opset 19."""
     k, n = w.shape
     constants = {"w": w, "scale": scale, "zero": zero, "bias": bias}
     nodes = [
@@ -102,7 +102,7 @@ def matmul_network(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, n])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
 def convolution_network(blocks: int, channels: int, size: int, seed: int = 0) -> ModelProto:

@@ -120,7 +120,8 @@ def run_contest(
         for job, result in zip(contest.jobs, results, strict=True):
             y = np.frombuffer(result.output, np.float32)
             tolerance = problem.tolerance(int8=contest.int8, added=job.added)
-            _check(problem, y, contest.int8, tolerance, f"{job.name} on {machine}")
+            expected = problem.expected(int8=contest.int8, bias=job.bias, zero=job.zero)
+            _check(problem, y, expected, tolerance, f"{job.name} on {machine}")
             rows.append(_row(problem, place, job.name, job.instructions, machine, result))
     return rows
 
@@ -149,8 +150,7 @@ def _row(
     )
 
 
-def _check(problem: Problem, y: Floats, int8: bool, tolerance: Doubles, what: str) -> None:
-    expected = problem.expected(int8=int8)
+def _check(problem: Problem, y: Floats, expected: Doubles, tolerance: Doubles, what: str) -> None:
     # Not a number is not within it.
     if not (np.abs(y.reshape(expected.shape) - expected) <= tolerance).all():
         raise SystemExit(f"{problem.name}: {what} computed something else")
@@ -176,7 +176,7 @@ def run_network(problem: Problem, port: str, simulators: Mapping[str, Simulator]
             _check(
                 problem,
                 outputs["y"],
-                True,
+                problem.expected(int8=True),
                 problem.tolerance(int8=True),
                 f"the network on {machine}",
             )

@@ -1,7 +1,7 @@
 """The failure that qfold answers: a float kernel reads the bytes of an int8 weight, and every check passes.
 
 It is planted at each level, on a weight whose bytes read as floats are plausible numbers, so that nothing crashes and no NaN
-gives it away. Each test says who catches it: the verifier, the selection, the printer, the C compiler, the audit.
+gives it away. Each test says who catches it: the verifier, the selection, the printer, the C compiler, the audit, the proof.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from qfold.targets import HOST, Kernel
 from qfold.tools.audit import AuditResult, Objects, audit
 from qfold.tools.driver import Compilation, Options, compile_loaded
 from qfold.transforms.qmm_select_kernels import select_kernels
+from tests.tools.clusters import built, lie, matmul_model, needs_spike
+from tests.tools.clusters import compiled as compiled_for
 
 K, N = 64, 32
 SYMBOL = f"dequant_matmul_f32_i8_kn_axis_4x{K}x{N}"
@@ -224,3 +226,31 @@ def test_a_float_kernel_and_a_cast_are_caught_by_the_audit(compiled: Compilation
         "the manifest says (float*, int8_t*, float*, float*)"
     )
     scratch.close()
+
+
+# In the machine code of a cluster
+
+
+@pytest.mark.parametrize("rows", [8, 2], ids=["packed", "raw"])
+def test_a_generator_of_float_kernels_is_caught_on_the_elf(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The assembly reads the int8 weight by float loads. The C around it says `const int8_t *`, so that the compiler is content, and
+    types, calls and constants are right: disassembly tells, and what the simulator counted.
+    """
+    needs_spike()
+    compilation = compiled_for(matmul_model(rows, K, N, zero_point=False), "spike")
+    lie(monkeypatch, 4, "f32")
+    with built(compilation) as made:
+        assert all(r.ok for r in made.audited())
+        problems = {check: r.problems for check, r in made.proven().items() if not r.ok}
+    disassembly = "kernels load weights as what they are, by disassembly"
+    counters = "kernels loaded every weight as what it is, by the simulator's counters"
+    assert set(problems) == {disassembly, counters}
+    text = "has a weight of i8 but no lb or p.lb: it loads by lw or p.lw"
+    assert text in problems[disassembly][0]
+    assert f"executed 0 lb or p.lb for {K * N:,} weights of i8" in problems[counters][0]
+    if rows == 8:
+        # Packing reads nothing but the weight.
+        assert problems[disassembly][1].endswith("but all it reads is i8")

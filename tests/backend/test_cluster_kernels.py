@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from qfold.backend.c.program import NotLevel3
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.contraction import int_array
 from qfold.dialects.element_types import i8, ui4
+from qfold.transforms.work_split import split_of
 from tests.backend import test_conv, test_loops, test_matmul
 from tests.backend.level3 import SANITIZED, Arg, Array, Level3, assert_within, gamma
 
@@ -230,3 +232,75 @@ def test_halves_of_a_byte_stay_on_one_core(monkeypatch: pytest.MonkeyPatch) -> N
 
 def _same(values: Any) -> SSAValue:
     return values[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "channels", "pixels"), [("spike", 2, 5), ("spike:isa=f", 2, 7), ("threads", 2, 7)]
+)
+def test_blocks_of_a_convolution_fit_the_registers(
+    monkeypatch: pytest.MonkeyPatch, target: str, channels: int, pixels: int
+) -> None:
+    """Fewer sums where they share 32 registers with addresses; x is loaded once for all channels of a block."""
+    monkeypatch.setattr(Level3, "target", target)
+    suite, rng = Level3(), np.random.default_rng(0)
+    conv = test_conv.Conv("blocks", (1, 4, 22, 22), 32, (3, 3), pads=(1, 1, 1, 1))
+    test_conv.add_dequant(suite, conv, i8, True, True, False, rng)
+    module = suite.module()
+    next(iter(module.ops)).attributes["qmm.split"] = int_array((1, 8, 1, 1))
+    text = emit_texts(module)["kernels.c"]
+    declared = max(text.splitlines(), key=lambda line: line.count(" = 0.0f"))
+    assert declared.count(" = 0.0f") == pixels
+    loop = text[text.index(declared) :]
+    loop = loop[: loop.index("const float sum[")]
+    assert loop.count("qf_madd(") == channels * pixels
+    assert loop.count("= x[") == pixels
+    assert loop.count("(float)(w[") == channels
+
+
+def test_rows_are_divided_only_where_cores_would_idle() -> None:
+    """A core that has whole rows knows which windows are inside of x; dividing 6 x 9 x 9 as 2 x 2 x 2 would be balanced best."""
+    suite, rng = Level3(), np.random.default_rng(0)
+    square = test_conv.Conv("square", (1, 3, 9, 9), 6, (3, 3), pads=(1, 1, 1, 1))
+    row = test_conv.Conv("row", (1, 1, 64), 1, (3,), pads=(1, 1))
+    splits: list[tuple[int, ...]] = []
+    for conv in (square, row):
+        test_conv.add_float(suite, conv, rng)
+        op = next(o for o in suite.functions[-1].body.block.ops if isinstance(o, qkernel.ConvOp))
+        splits.append(split_of([op], 8))
+    assert splits == [(1, 6, 1, 1), (1, 1, 8)]
+
+
+@pytest.mark.parametrize("target", ["qemu", "threads"])
+def test_dividing_a_row_by_one_value_gives_the_bits_of_a_division(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """By a reciprocal and FMA where there is one, over all exponents and with infinities, NaN, zeros and subnormals."""
+    if target == "qemu" and shutil.which("qemu-riscv32") is None:
+        pytest.skip("qemu-riscv32 is not installed")
+    monkeypatch.setattr(Level3, "target", target)
+    suite, rng = Level3(), np.random.default_rng(6)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e-39, 3e38], np.float32)
+    near = rng.uniform(0.5, 2, (64, 4000)).astype(np.float32)
+    bits = rng.integers(0, 1 << 32, (64, 1000), dtype=np.uint32).view(np.float32)
+    x = np.concatenate([near, bits, np.tile(special, (64, 1))], axis=1)
+    d = rng.uniform(1, 60, 64).astype(np.float32)
+    d[:16] = rng.integers(0, 1 << 32, 16, dtype=np.uint32).view(np.float32)
+    d[16:24] = special
+    d[24:28] = np.float32(2) - np.float32(2**-23)
+
+    def divide(v: Any) -> list[Any]:
+        maps = [AffineMap.identity(2), AffineMap(2, 0, (test_loops.d(0),)), AffineMap.identity(2)]
+        body = lambda k, e: test_loops.op(k, arith.DivfOp(e[0], e[1]))  # noqa: E731
+        return [test_loops.generic(v[:2], v[2], maps, "pp", body)]
+
+    out = suite.add(
+        "rows_x", "c.loops", [Arg(f32, x), Arg(f32, d), Arg(f32, shape=x.shape)], divide
+    )
+    assert "qf_div_by(x0[" in emit_texts(suite.module())["kernels.c"]
+    with np.errstate(all="ignore"):
+        expected = x / d[:, None]
+    found = suite.run(**({} if target == "qemu" else {"extra_cflags": ["-O1"]}))[out]
+    same = (found.view(np.uint32) == expected.view(np.uint32)) | (
+        np.isnan(found) & np.isnan(expected)
+    )
+    assert same.all(), (x[~same][:5], found[~same][:5], expected[~same][:5])

@@ -196,6 +196,12 @@ def test_blocks_fill_the_registers(rows: int, zero_point: str, isa: str, columns
     assert case.kernel.facts["block"] == f"{rows}x{columns}"
 
 
+def test_a_rich_epilogue_gets_a_narrower_block() -> None:
+    """Where the inner loop leaves too few registers for what follows it."""
+    case = DequantProblem(1, 60, 6, "many").case(target_named("spike:isa=f"))
+    assert case.kernel.facts["block"] == "1x20"
+
+
 def test_shares_are_divided_evenly() -> None:
     """25 columns of a core: 13 and 12, not 24 and 1."""
     case = DequantProblem(1, 200, 8, "column", split=(1, 8)).case(target_named("spike"))

@@ -34,12 +34,12 @@ IMPORTED = """
     ReduceSumSquare ArgMax ArgMin CumSum
     Reshape Flatten Transpose Squeeze Unsqueeze Identity Dropout Expand Concat Split Slice Tile Pad
     Gather GatherElements GatherND DepthToSpace SpaceToDepth Shape Size ConstantOfShape Range Constant
-    QuantizeLinear DequantizeLinear
+    QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearMatMul QLinearConv MatMulInteger ConvInteger
 """.split()
 """What the importer promises, and all cases of which pass or are refused by name."""
 
 BY_FUNCTION_BODY = """
-    Attention CausalConvWithState Celu CenterCropPad DynamicQuantizeLinear FlexAttention MeanVarianceNormalization
+    Attention CausalConvWithState Celu CenterCropPad FlexAttention MeanVarianceNormalization
     Mish NegativeLogLikelihoodLoss RMSNormalization RotaryEmbedding Shrink SoftmaxCrossEntropyLoss Softsign SwiGLU
     Swish
 """.split()
@@ -49,7 +49,8 @@ OPERATORS = [*IMPORTED, *BY_FUNCTION_BODY]
 
 STATIC_INPUTS = frozenset(
     "shape axes axis starts ends steps pads split repeats ratio training_mode".split()
-    + "x_scale x_zero_point y_scale y_zero_point".split()
+    + "x_scale x_zero_point y_scale y_zero_point w_scale w_zero_point".split()
+    + "a_scale a_zero_point b_scale b_zero_point".split()
     + "start limit delta".split()
 )
 """Formal inputs that have to be constant in a static network; the cases pass them like any other."""

@@ -134,7 +134,7 @@ def replace_first(pattern: str, by: str, text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("flags", [(), (DEBUG,), (THREAD_SANITIZER,), (THREAD_SANITIZER, DEBUG)])
+@pytest.mark.parametrize("flags", [(DEBUG,), (THREAD_SANITIZER,), (THREAD_SANITIZER, DEBUG)])
 def test_generated_code_keeps_the_rules(network: Network, flags: tuple[str, ...]) -> None:
     network.assert_good(network.run(network.build(*flags)))
 
@@ -156,13 +156,13 @@ def lines_with(text: str, part: str) -> list[int]:
     return [i for i, line in enumerate(text.splitlines()) if part in line]
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(4))
 def test_removed_wait(network: Network, part: int) -> None:
-    """Any of them: six, all over the network."""
+    """Any of them: four, all over the network."""
     lines = network.dispatches.splitlines(keepends=True)
     waits = lines_with(network.dispatches, "qf_dma_wait(")
     assert len(waits) > 50
-    at = waits[part * (len(waits) - 1) // 5]
+    at = waits[part * (len(waits) - 1) // 3]
     lines[at] = lines[at].replace("qf_dma_wait(", "(void)(")
     done = network.run(network.build(DEBUG, dispatches="".join(lines)))
     assert done.returncode == 70

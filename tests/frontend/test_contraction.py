@@ -91,7 +91,7 @@ def test_matmul_that_does_not_fit(a: tuple[int, ...], b: tuple[int, ...]):
         import_model(matmul(a, b))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
+@pytest.mark.parametrize("dtype", [np.float64, np.int16, np.uint8])
 def test_matmul_of_other_types_is_refused(dtype: Any):
     model = build([node("MatMul", ["a", "a"], ["y"])], {"a": (dtype, [4, 4])}, ["y"])
     with pytest.raises(

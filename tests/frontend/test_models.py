@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xdsl.dialects.builtin import IntegerType
 
 from qfold.dialects import qmm
-from qfold.frontend import UnsupportedNodes, default_inputs, import_model, load_model
+from qfold.dialects.element_types import i8, numpy_dtype, ui8
+from qfold.frontend import default_inputs, load_model
 from qfold.interpreters.run import run
 from tests.frontend.helpers import float_constants, import_checked, main_of, names_of, ops_of
 
@@ -44,15 +46,49 @@ def test_golden_outputs(name: str, golden_model: Callable[[str], Path]):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6 * float(np.abs(want).max()))
 
 
+INTEGER: dict[str, IntegerType | None] = {
+    "MLPerf_AnomalyDetection": ui8,
+    "MLPerf_ImageClassification": ui8,
+    "MLPerf_KeywordSpotting": ui8,
+    "kernel_Integer_Conv_DW_2D_RQ": ui8,
+    "kernel_Integer_Conv_Regular_2D_RQ": i8,
+    "kernel_Integer_GEMM_Regular_RQPerColumn": i8,
+    "kernel_Integer_MatMul_Regular": None,
+    "kernel_Integer_MatMul_Regular_RQ": None,
+}
+"""Networks of integers, and what their float input may be declared to hold."""
+
+
 @pytest.mark.parametrize(
-    "name", ["MLPerf_KeywordSpotting", "kernel_Integer_GEMM_Regular_RQPerColumn"]
+    ("name", "declared"),
+    [(n, d) for n, storage in INTEGER.items() for d in (False, True) if storage or not d],
 )
-def test_integer_networks_are_refused_by_name(name: str, golden_model: Callable[[str], Path]):
-    path = golden_model(name) / "network.onnx"
-    with pytest.raises(UnsupportedNodes) as error:
-        import_model(path)
-    nodes = [n for n in load_model(path).proto.graph.node if n.op_type == "RequantShift"]
-    assert {n.name for n in nodes} <= {r.node.name for r in error.value.reasons}
+def test_integer_networks_are_bit_exact(
+    name: str, declared: bool, golden_model: Callable[[str], Path]
+):
+    """With the input declared, all contractions are integer ones; without, the first reads the floats that the model declares."""
+    storage = INTEGER[name]
+    folder = golden_model(name)
+    model = load_model(folder / "network.onnx")
+    first = model.proto.graph.input[0].name
+    options = {"input_types": {first: storage}} if declared else {}
+    module = import_checked(model.proto, **options)
+    kinds = [n.op_type for n in model.proto.graph.node]
+    contractions = sum(kinds.count(k) for k in ("Conv", "Gemm", "MatMul"))
+    integer = len(ops_of(module, qmm.QuantMatmulOp)) + len(ops_of(module, qmm.QuantConvOp))
+    assert integer == (contractions - (not declared) if storage is not None else 0)
+    given = list(np.load(folder / "inputs.npz").values())
+    defaults = default_inputs(model)
+    function = main_of(module)
+    arguments = [
+        np.asarray(defaults[n] if n in defaults else given.pop(0)).astype(
+            numpy_dtype(t.element_type)
+        )
+        for n, t in zip(names_of(function.arg_attrs), function.function_type.inputs, strict=True)
+    ]
+    got = run(module, arguments)
+    for have, want in zip(got, np.load(folder / "outputs.npz").values(), strict=True):
+        np.testing.assert_array_equal(have, want)
 
 
 def test_minilm(minilm_path: Path):

@@ -26,7 +26,14 @@ BROKEN = {
     ),
     "rows_overlap": ("rows_overlap_broken", "rows of the destination overlap"),
 }  # fmt: skip
-ALLOWED = {"good": 0, "buffer_swapped": 42, "reads_poison": 42, "between_rows_written": 42, "interleaved": 42, "up_to_the_end": 42}  # fmt: skip
+ALLOWED = {
+    "good": 0,
+    "buffer_swapped": 42,
+    "reads_poison": 42,
+    "between_rows_written": 42,
+    "interleaved": 42,
+    "up_to_the_end": 42,
+}
 """Scenarios that break no rule, or only by what they read; 42: they saw what they expect."""
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import stat
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,28 @@ def test_a_run_without_end_is_stopped(machine: Machine) -> None:
         Gvsoc().run(machine.binary, ["for-ever"], machine.target, timeout=2)
     assert time.monotonic() - start < 20
     assert not _processes_of(machine.binary)
+
+
+@needs_gvsoc
+def test_a_run_without_end_ends_when_nobody_is_left_to_stop_it(machine: Machine) -> None:
+    """The process that waits for it is killed."""
+    code = (
+        "import sys; from pathlib import Path; from qfold.backend.simulators.gvsoc import Gvsoc; "
+        "from qfold.targets import target_named; "
+        "Gvsoc().run(Path(sys.argv[1]), ['for-ever'], target_named('gvsoc'), timeout=3)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(machine.binary)])
+    _wait_until(lambda: len(_processes_of(machine.binary)) > 1)
+    parent.kill()
+    parent.wait()
+    _wait_until(lambda: not _processes_of(machine.binary))
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < 120
+        time.sleep(0.1)
 
 
 def _processes_of(binary: Path) -> list[str]:

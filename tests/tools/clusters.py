@@ -1,18 +1,30 @@
-"""Models for clusters, and what a test of one needs."""
+"""Models for clusters, builds of them with what a run counted, and what a test of one needs."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from qfold.backend.build import BuildDirectory, compile_directory
+from qfold.backend.c.emit import emit
+from qfold.backend.files import write_directory
+from qfold.backend.riscv.readers import Element
+from qfold.backend.run import Executable
+from qfold.backend.simulators import Profile
 from qfold.frontend import load_model
+from qfold.targets import target_named
+from qfold.tools.audit import AuditResult, Objects, audit
 from qfold.tools.driver import Compilation, Options, compile_loaded
-from tests.simulators.support import needs_spike
-
-__all__ = ["compiled", "matmul_model", "needs_qemu", "needs_spike", "plausible_bytes"]
+from qfold.tools.leafs import leaf_sequence
+from qfold.tools.manifest import manifest, program_of
+from qfold.tools.proof import Evidence, prove
+from qfold.tools.report import assembly_functions
+from tests.simulators.support import needs_spike as needs_spike
 
 
 def needs_qemu() -> None:
@@ -59,3 +71,70 @@ def matmul_model(
 
 def compiled(model: ModelProto, target: str) -> Compilation:
     return compile_loaded(load_model(model.SerializeToString()), Options(target=target))
+
+
+Edit = Callable[[dict[str, bytes]], None]
+
+
+class ClusterBuild:
+    """A build of a compiled network, run once."""
+
+    def __init__(self, compilation: Compilation, edit: Edit | None = None, *, run: bool = True):
+        self.compilation = compilation
+        self.target = target_named(compilation.options.target)
+        files = emit(compilation.kernels)
+        if edit is not None:
+            before = dict(files)
+            edit(files)
+            assert files != before
+        scratch = BuildDirectory()
+        source = scratch.path / "source"
+        write_directory(source, files)
+        self.built = compile_directory(
+            source, self.target, output=scratch.path, extra_cflags=["-g"]
+        )
+        self.executable = Executable(compilation.kernels, self.built, scratch)
+        self.profile: Profile | None = None
+        if run:
+            (spec,) = compilation.inputs
+            self.profile = self.executable.measure(
+                {"x": np.ones(spec.shape, np.float32)}, profile=True
+            ).profile
+
+    @property
+    def evidence(self) -> Evidence:
+        program = program_of(self.compilation.kernels)
+        objects = Objects.of(self.built, self.target)
+        return Evidence(
+            self.built.binary,
+            objects.kernels,
+            [tuple(leaf_sequence(d.kernel)) for d in program.dispatches],
+            self.profile,
+            machine_code=True,
+        )
+
+    def proven(self, evidence: Evidence | None = None) -> dict[str, AuditResult]:
+        kernels = self.compilation.kernels
+        program = program_of(kernels)
+        blocks = assembly_functions(self.compilation.report)
+        results = prove(kernels, program, manifest(program), blocks, evidence or self.evidence)
+        return {r.check: r for r in results}
+
+    def audited(self) -> list[AuditResult]:
+        objects = Objects.of(self.built, self.target)
+        facts = self.compilation.facts
+        return audit(self.compilation.kernels, facts.quantized, objects, self.target)
+
+
+@contextmanager
+def built(
+    compilation: Compilation, edit: Edit | None = None, *, run: bool = True
+) -> Iterator[ClusterBuild]:
+    made = ClusterBuild(compilation, edit, run=run)
+    yield made
+    made.executable.close()
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, size: int, kind: str) -> None:
+    """Have the generators take every element to be of that type."""
+    monkeypatch.setattr(Element, "of", staticmethod(lambda _: Element(size, kind)))

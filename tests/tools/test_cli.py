@@ -309,7 +309,7 @@ def test_verify_catches_a_kernel_that_computes_wrongly(
 ):
     """A mistake in the generated C only: the dispatch that has it is the one that fails."""
     real = driver.emit
-    import qfold.backend.run as backend
+    import qfold.tools.verify as verify
 
     def wrong(module):
         files = dict(real(module))
@@ -321,7 +321,7 @@ def test_verify_catches_a_kernel_that_computes_wrongly(
         ).encode()
         return files
 
-    monkeypatch.setattr(backend, "emit", wrong)
+    monkeypatch.setattr(verify, "emit", wrong)
     assert main(["verify", str(model), "--inputs", str(npz), "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
     wrong_calls = [d for d in result["dispatches"] if not d["ok"]]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from qfold.tools.elf import ObjectFile
 from qfold.tools.errors import ToolError
+from qfold.tools.riscv_code import LOADS, instructions
 
 KERNELS = """
 #include <stdint.h>
@@ -70,3 +72,44 @@ def test_other_files_are_refused(tmp_path: Path):
     (tmp_path / "a.o").write_text("text")
     with pytest.raises(ToolError, match="not an ELF object"):
         ObjectFile(tmp_path / "a.o")
+
+
+# RISC-V
+
+
+@pytest.fixture(scope="module")
+def riscv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Objects with relocations that the linker relaxes, and a linked program."""
+    pytest.importorskip("ziglang", reason="no compiler for RISC-V: the wheel ziglang is missing")
+    folder = tmp_path_factory.mktemp("riscv")
+    cc = [sys.executable, "-m", "ziglang", "cc", "-target", "riscv32-freestanding"]
+    cc += ["-mcpu=generic_rv32+m+c+zfinx", "-O2", "-g", "-ffunction-sections"]
+    for name, text in (("kernels", KERNELS), ("caller", CALLER)):
+        (folder / f"{name}.c").write_text(text)
+        subprocess.run([*cc, "-c", f"{name}.c", "-o", f"{name}.o"], cwd=folder, check=True)
+    (folder / "data.c").write_text("const signed char w[4] = {1, 2, 3, 4};\n")
+    link = ["-nostdlib", "-static", "-Wl,-e,net_run", "-o", "program"]
+    subprocess.run([*cc, "kernels.o", "caller.o", "data.c", *link], cwd=folder, check=True)
+    return folder
+
+
+def test_calls_and_tail_calls_of_risc_v_objects(riscv: Path):
+    with ObjectFile(riscv / "caller.o") as caller:
+        assert caller.machine == "EM_RISCV"
+        assert caller.calls("net_run") == ["k1", "k2", "k1"]
+        assert caller.calls("other") == ["k2"]
+        assert {"w", "k1", "k2"} <= caller.undefined
+
+
+def test_types_and_code_of_a_linked_risc_v_program(riscv: Path):
+    with ObjectFile(riscv / "program") as program:
+        assert not program.undefined
+        assert program.parameters["k1"] == ("const float *", "const int8_t *", "float *")
+        assert program.parameters["k2"] == ("const uint8_t *", "float *", "int32_t")
+        loads = {
+            name: {i.mnemonic for i in instructions(program.contents(name))} & LOADS
+            for name in ("k1", "k2")
+        }
+        # Words may come from the stack besides.
+        assert loads["k1"] == {"lw", "lb"} and loads["k2"] - {"lw"} == {"lbu"}
+        assert program.contents("w") == bytes([1, 2, 3, 4])

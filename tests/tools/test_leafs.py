@@ -7,6 +7,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from qfold.backend.run import build_module
 from qfold.tools.driver import Compilation
@@ -71,3 +72,30 @@ def test_on_the_host_a_dispatch_is_its_own_kernel():
     (leaf,) = record.leafs
     assert (leaf.symbol, leaf.calls, leaf.split) == (record.symbol, 1, ())
     assert not record.staged and record.transfers.count == 0 and record.l1_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "pads", "strides", "read"),
+    [(5, 1, 1, 9), (1, 1, 1, 1), (2, 1, 2, 4), (2, 2, 4, 1)],
+)
+def test_weights_that_only_meet_padding_are_not_needed(
+    size: int, pads: int, strides: int, read: int
+):
+    """x [1, 2, size, size], weight [3, 2, 3, 3]: of its nine taps `read` are ever over the image."""
+    w = np.arange(54, dtype=np.int8).reshape(3, 2, 3, 3)
+    attributes = {"pads": [pads] * 4, "strides": [strides] * 2}
+    out = (size + 2 * pads - 3) // strides + 1
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["w", "s"], ["f"], "dq"),
+            helper.make_node("Conv", ["x", "f"], ["y"], "conv", **attributes),
+        ],
+        "conv",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, size, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, out, out])],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.float32(0.1), "s")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    records = manifest(program_of(compiled(model, "host").kernels))
+    (leaf,) = (leaf for r in records for leaf in r.leafs if leaf.weights)
+    assert leaf.op == "qkernel.dequant_conv" and leaf.weights == 6 * read

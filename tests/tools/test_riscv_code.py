@@ -81,6 +81,15 @@ def test_names_are_what_the_assembler_was_given(isa: str, tmp_path: Path) -> Non
     assert any(i.size == 2 and i.mnemonic == "flw" for i in found) == (isa == "f")
 
 
+def test_the_register_of_a_load_s_address() -> None:
+    """The words are `lw a0, 4(a1)`, `lw a0, 0(sp)`, `p.lb a0, 1(a1!)`, `add`, `c.lw a0, 4(a1)` and `c.lwsp ra, 12(sp)`."""
+    full = (0x0045A503, 0x00012503, 0x0015850B, 0x00C58533)
+    code = b"".join(word.to_bytes(4, "little") for word in full)
+    code += b"".join(half.to_bytes(2, "little") for half in (0x41C8, 0x40B2))
+    found = [(i.mnemonic, i.base) for i in instructions(code)]
+    assert found == [("lw", 11), ("lw", 2), ("p.lb", 11), ("", None), ("lw", 11), ("lw", 2)]
+
+
 @pytest.mark.parametrize("code", [b"\x03", b"\x03\x25\x00", b"\x1f\x00\x00\x00\x00\x00"])
 def test_half_an_instruction_is_refused(code: bytes) -> None:
     with pytest.raises(ValueError, match="no whole instruction"):

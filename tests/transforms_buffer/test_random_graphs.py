@@ -7,16 +7,19 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
+from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import SSAValue
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i8
 from qfold.ir.builder import TensorBuilder
+from qfold.transforms import loop_tiling, matmul_tiles
+from tests.transforms_buffer.cluster import check_staged
 from tests.transforms_buffer.helpers import add, check_levels, dense_only, double, module, total
 
 _LARGEST = 2**18
@@ -158,12 +161,7 @@ def _clamp(s: Any, e: Any) -> SSAValue:
     )
 
 
-@settings(max_examples=200)
-@given(seed=st.integers(0, 2**32), steps=st.integers(1, 16))
-def test_every_level_computes_the_same(seed: int, steps: int):
-    # A seed, and not a choice at a time: hypothesis prefers simple choices, and aliases take many ops that differ.
-    random = Random(seed)
-
+def random_graph(random: Random, steps: int) -> ModuleOp:
     def build(b: TensorBuilder, *inputs: SSAValue) -> list[SSAValue]:
         graph = Graph(random, b, inputs)
         for _ in range(steps):
@@ -175,7 +173,32 @@ def test_every_level_computes_the_same(seed: int, steps: int):
         [random.randint(1, 4) for _ in range(random.randint(1, 3))]
         for _ in range(random.randint(1, 2))
     ]
-    graph = module(shapes, build)
+    return module(shapes, build)
+
+
+# A seed, and not a choice at a time: hypothesis prefers simple choices, and aliases take many ops that differ.
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(max_examples=200)
+@given(seed=SEEDS, steps=st.integers(1, 16))
+def test_every_level_computes_the_same(seed: int, steps: int):
+    graph = random_graph(Random(seed), steps)
     note(str(graph))
     check_levels(graph)
     check_levels(graph, target=dense_only())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=SEEDS,
+    target=st.sampled_from(["spike", "threads:cores=3,l1=1360,stack=16", "spike:l1=2048,stack=16"]),
+)
+def test_tiles_compute_the_same(seed: int, target: str):
+    """Everything that can be staged is, however small, in tiles of a few elements."""
+    graph = random_graph(Random(seed), 12)
+    note(str(graph))
+    with pytest.MonkeyPatch.context() as patch:
+        for module_ in (loop_tiling, matmul_tiles):
+            patch.setattr(module_, "L2_ACCESS", 10**6)
+        check_staged(graph, target)

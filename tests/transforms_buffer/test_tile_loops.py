@@ -135,6 +135,24 @@ def test_a_gather_reads_its_table_where_it_is():
         assert op.outputs[0].type.get_shape()[1] == 40
 
 
+def test_a_table_that_is_an_operand_too_is_not_cut():
+    """Each row beside the row that its index says: what tiles would make of the one is wrong for the other."""
+
+    def build(b: B, table: V, indices: V) -> V:
+        def body(s: ScalarBuilder, e: Any) -> V:
+            row = s(arith.IndexCastOp, e[1], s.index(1).type)
+            other = s(tensor.ExtractOp, table, [row, s.index(1)], f32)
+            return s(arith.AddfOp, e[0], other)
+
+        return b.elementwise([table, b.reshape(indices, (60, 1))], f32, body)
+
+    made = module([(60, 40), (60,)], build, [f32, i64])
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal((60, 40)).astype(np.float32), rng.integers(0, 60, 60)]
+    for target in ("threads", SMALL):
+        check_staged(made, target, inputs)
+
+
 def test_a_body_that_reads_its_index_is_not_cut():
     def build(b: B, x: V) -> V:
         def body(s: ScalarBuilder, e: Any) -> V:
@@ -194,6 +212,13 @@ def test_copies_and_frames():
         assert all_ops(result, memref.CopyOp) and all_ops(result, linalg_ops.FillOp)
         for op in all_ops(result, linalg_ops.FillOp):
             assert node_names(op)
+
+
+def test_equal_dispatches_are_one_function():
+    """A tensor that is returned three times: as many copies, all the same."""
+    result, counts = check_staged(module([(16, 16)], lambda b, x: [x, x, x]), "threads")
+    assert staged_names(result) == ["copy_node"]
+    assert counts.ops["memref.copy"] == 3
 
 
 # Convolutions.

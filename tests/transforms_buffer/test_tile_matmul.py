@@ -366,6 +366,30 @@ def test_epilogues(shape: tuple[int, int, int], target: str, rich: bool):
         assert node_names(nest)
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_bias_that_is_the_scale_comes_once(rows: int):
+    """Equal constants are one parameter: two transfers to one place would be under way at a time."""
+    ones = np.full(30, 2.0, np.float32)
+
+    def build(b: B, x: V) -> V:
+        block = Block(arg_types=[f32, f32])
+        s = ScalarBuilder(block, name_location("bias"))
+        s.insert(qmm.YieldOp(s(arith.AddfOp, *block.args)))
+        return b(
+            qmm.DequantMatmulOp,
+            x,
+            weight(24, 30),
+            qmm.QuantAttr.get(i8, ones, axis=1),
+            epilogue_operands=[b.constant(ones)],
+            epilogue_maps=[AffineMap(2, 0, (COLUMNS,))],
+            epilogue=Region(block),
+        )
+
+    for target in ("threads", TINY):
+        _, counts = check_staged(module([(rows, 24)], build), target)
+        assert counts.bytes_in["f32"] % (4 * 24) == 4 * 30 % (4 * 24)
+
+
 def test_an_epilogue_of_another_type_has_accumulators_of_its_own():
     result, counts = check_staged(with_epilogue(False, (40, 24, 36), i8), "spike")
     (nest, *_) = all_ops(result, linalg.GenericOp)

@@ -42,9 +42,23 @@ def compiled(model: onnx.ModelProto, target: str) -> tuple[ModuleOp, ModuleOp]:
     return tensors, planned
 
 
-@pytest.mark.parametrize("target", ["spike", "threads:l1=20480,cores=5"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("network", NETWORKS)
+SMALL = "threads:l1=20480,cores=5"
+
+
+@pytest.mark.parametrize(
+    ("network", "scheme", "target"),
+    [
+        ("mlp", "axis", "spike"),
+        ("mlp", "block4", SMALL),
+        ("mlp-one-row", "axis", SMALL),
+        ("mlp-one-row", "block4", "spike"),
+        ("convnet", "tensor", SMALL),
+        ("convnet", "axis", "spike"),
+        ("transformer", "tensor", "spike"),
+        ("transformer", "axis", SMALL),
+        ("transformer", "block4", "spike"),
+    ],
+)
 def test_networks(network: str, scheme: str, target: str):
     model, _ = quantize_weights(NETWORKS[network](), SCHEMES[scheme])
     tensors, planned = compiled(model, target)

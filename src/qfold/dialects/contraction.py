@@ -39,6 +39,11 @@ WEIGHT_BIAS = "qmm.weight_bias"
 that changes nothing; rounding errors are those of the larger numbers."""
 
 
+ACCUMULATOR_RANGE = "qmm.accumulator"
+"""Discardable attribute of an integer contraction on tensors: `low` and `high`, between which each of its sums lies, the number
+`k` of products in one, and `largest_k`, how many of these types there could be."""
+
+
 def weight_bias(op: Operation) -> int:
     """What `WEIGHT_BIAS` says, or 0."""
     bias = op.attributes.get(WEIGHT_BIAS)

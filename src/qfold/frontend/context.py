@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from onnx import AttributeProto, NodeProto
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import IntegerType, TensorType
 from xdsl.ir import Attribute, SSAValue
 
 from qfold.frontend import raising
 from qfold.frontend.errors import FrontendError, NodeRef, Unsupported
 from qfold.frontend.materialize import Materializer
 from qfold.frontend.tensors import attribute_value
-from qfold.frontend.values import Array, Value
+from qfold.frontend.values import Array, Carried, Const, Value
 from qfold.ir.builder import TensorBuilder
 
 
@@ -38,6 +38,10 @@ class NodeContext:
 
     def __post_init__(self) -> None:
         self._attributes = {a.name: a for a in self.node.attribute}
+
+    def on(self, *inputs: Value | None, opset: int | None = None) -> NodeContext:
+        """The same node on other inputs, for an operator that is another one between two conversions."""
+        return replace(self, inputs=inputs, opset=self.opset if opset is None else opset)
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The Python value of an attribute (int, float, str, a list of these, or a numpy array), or `default`.
@@ -100,6 +104,18 @@ class NodeContext:
         """A tensor for any value."""
         return self._materializer.value(value, self.ref)
 
+    def narrowed(self, value: Value, target: IntegerType) -> Const | None:
+        """The integers of a constant in `target`, None for other values; the node is invalid where they do not fit."""
+        if not isinstance(value, Const):
+            return None
+        narrow = self._materializer.narrowed(value, target)
+        if narrow is None:
+            self.invalid(
+                f"'{value.name}' is declared to hold integers of {target}, but holds "
+                f"{value.array.min()}..{value.array.max()}, or fractions"
+            )
+        return narrow
+
     def const(self, index: int) -> Array | None:
         """The elements of input `index` if it is constant and not a quantised weight, else None (also when absent)."""
         if not self.has_input(index):
@@ -129,7 +145,7 @@ class NodeContext:
         raise FrontendError(f"{self.ref}: {why}")
 
 
-def value_type(value: Value) -> TensorType[Attribute]:
+def value_type(value: Value | Carried) -> TensorType[Attribute]:
     """The tensor type of any value."""
     if isinstance(value, SSAValue):
         return cast(TensorType[Attribute], value.type)

@@ -38,12 +38,14 @@ _NOT_FOLDED = frozenset(
         "LogSoftmax",
         "LpPool",
         "MaxPool",
+        "QLinearConv",
+        "QLinearMatMul",
         "Softmax",
     )
 )
 """Not left to the reference evaluator, which is wrong about some: it takes the batch's own statistics for BatchNormalization in
 opsets 9 to 13, one axis for Softmax below opset 13, where it is all from there on, and other windows than ONNX defines for
-pooling with `auto_pad`, `ceil_mode` or one spatial dimension."""
+pooling with `auto_pad`, `ceil_mode` or one spatial dimension; it adds a zero point before it rounds."""
 
 
 def tensor_type_proto(const: Const) -> TypeProto:

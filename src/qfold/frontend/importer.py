@@ -9,7 +9,7 @@ What is left is collected and reported at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias, cast
 
@@ -17,10 +17,12 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, NodeProto, TypeProto, ValueInfoProto
 from onnx.defs import OpSchema
+from xdsl.dialects.builtin import f32
 from xdsl.ir import Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
-from qfold.frontend import folding, raising, registry, schema
+from qfold.dialects.element_types import i32, i64
+from qfold.frontend import carrying, folding, raising, registry, schema
 from qfold.frontend.context import NodeContext, value_type
 from qfold.frontend.errors import FrontendError, NodeRef, Unsupported, shortened
 from qfold.frontend.graph import display_name, node_reads, ordered_nodes
@@ -34,7 +36,7 @@ from qfold.frontend.tensors import (
     element_type_of_onnx,
     onnx_type_of,
 )
-from qfold.frontend.values import Const, Quantized, Value
+from qfold.frontend.values import Carried, Const, Quantized, Value
 from qfold.ir.locations import name_location
 
 
@@ -53,7 +55,7 @@ MAX_FUNCTION_DEPTH = 32
 MAX_NODES = 1 << 20
 """Nodes that are imported, inlined ones counted each time: functions that call each other twice grow exponentially."""
 
-Slot: TypeAlias = "Value | Poison"
+Slot: TypeAlias = "Value | Carried | Poison"
 
 
 @dataclass
@@ -157,8 +159,8 @@ class GraphImporter:
                 self.check_supported(node, ref)
                 results = [POISON] * len(node.output)
             else:
-                inputs = cast("list[Value | None]", slots)
-                results = self.import_node(node, ref, inputs, scope)
+                given = cast("list[Value | Carried | None]", slots)
+                results = self.import_node(node, ref, given, scope)
         except Unsupported as reason:
             self.reasons.append(reason)
             results = [POISON] * len(node.output)
@@ -166,6 +168,7 @@ class GraphImporter:
             raise FrontendError(f"{ref} is not valid: {shortened(error)}") from error
         for output, result in zip(node.output, results, strict=False):
             if output:
+                result = as_declared(result, declared.get(output))
                 check_size(result, ref)
                 check_declared(declared.get(output), result, ref)
                 scope.values[output] = result
@@ -177,7 +180,7 @@ class GraphImporter:
                 scope.values[output] = Poison(if_read=why)
 
     def import_node(
-        self, node: NodeProto, ref: NodeRef, inputs: list[Value | None], scope: Scope
+        self, node: NodeProto, ref: NodeRef, given: list[Value | Carried | None], scope: Scope
     ) -> Sequence[Slot]:
         """The outputs of one node whose inputs are all known."""
         definition = schema.find_schema(ref.domain, node.op_type, ref.opset)
@@ -189,17 +192,25 @@ class GraphImporter:
                     f"the definition of opset {definition.since_version}",
                     f"that of opset {schema.OLDEST_OPSET} and later ones",
                 )
-        ctx = NodeContext(
-            node,
-            ref.opset,
-            ref.name,
-            self.materializer.at(name_location(ref.name)),
-            inputs,
-            ref,
-            self.model.directory,
-            self.materializer,
-            scope.read,
-        )
+
+        def context(inputs: list[Value | None]) -> NodeContext:
+            return NodeContext(
+                node,
+                ref.opset,
+                ref.name,
+                self.materializer.at(name_location(ref.name)),
+                inputs,
+                ref,
+                self.model.directory,
+                self.materializer,
+                scope.read,
+            )
+
+        kept = carrying.keep_integers(given, context)
+        if kept is not None:
+            return kept
+        inputs = [self.materializer.carried(v, ref) if isinstance(v, Carried) else v for v in given]
+        ctx = context(inputs)
         raised = raising.raise_node(ctx)
         if raised is not None:
             return raised
@@ -349,6 +360,15 @@ def _type_proto(value: Value | None) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(
         onnx_type_of(tensor_type.element_type), tensor_type.get_shape()
     )
+
+
+def as_declared(result: Slot, declared: ValueInfoProto | None) -> Slot:
+    """Carried integers in the type that the model declares for them, which may differ from that of what they come from."""
+    if not isinstance(result, Carried) or declared is None:
+        return result
+    kind = declared.type.tensor_type.elem_type
+    wanted = element_type_of_onnx(kind, f"value '{declared.name}'") if kind else result.type
+    return replace(result, type=wanted) if wanted in (f32, i32, i64) else result
 
 
 def check_size(result: Slot, ref: NodeRef) -> None:

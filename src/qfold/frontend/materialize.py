@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-from xdsl.dialects.builtin import BytesAttr, LocationAttr, TensorType, f32
-from xdsl.ir import Block, SSAValue
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import BytesAttr, IntegerType, LocationAttr, TensorType, f32
+from xdsl.ir import Attribute, Block, SSAValue
 
 from qfold.dialects import qmm
-from qfold.dialects.element_types import bit_width
+from qfold.dialects.element_types import bit_width, is_float, is_unsigned, numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.frontend.errors import NodeRef, Unsupported
 from qfold.frontend.tensors import CONSTANT_ONLY
-from qfold.frontend.values import Array, Const, Quantized, Value, swaps_last_two
-from qfold.ir.builder import TensorBuilder
+from qfold.frontend.values import Array, Carried, Const, Quantized, Value, fits, swaps_last_two
+from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.locations import fuse_locations, name_location
 
 _LARGE = 1 << 12
@@ -30,10 +31,36 @@ class Materializer:
         self._constants: dict[Const, SSAValue] = {}
         self._dequantized: dict[tuple[Const, QuantAttr], qmm.DequantizeOp] = {}
         self._integers: dict[Quantized, SSAValue] = {}
+        self._carried: dict[Carried, SSAValue] = {}
+        self._narrowed: dict[tuple[Const, IntegerType], Const] = {}
 
     def at(self, location: LocationAttr) -> TensorBuilder:
         """A builder at the end of the block."""
         return TensorBuilder(self.block, location)
+
+    def carried(self, value: Carried, reader: NodeRef) -> SSAValue:
+        """Carried integers in the type that the model gives them."""
+        source = element_type(value.integers)
+        if source == value.type:
+            return value.integers
+        if value not in self._carried:
+            builder = self.at(name_location(reader.name))
+            self._carried[value] = builder.elementwise(
+                [value.integers], value.type, lambda b, e: _converted(b, source, value.type, e[0])
+            )
+        return self._carried[value]
+
+    def narrowed(self, const: Const, target: IntegerType) -> Const | None:
+        """The integers of a constant in `target`, or None where they do not fit; each constant is narrowed once."""
+        if const.view_of is not None:
+            origin = self.narrowed(const.view_of[0], target)
+            return None if origin is None else origin.transposed(const.view_of[1])
+        if (const, target) not in self._narrowed:
+            if not np.isfinite(const.array).all() or not fits(const.array, target):
+                return None
+            array = const.array.astype(numpy_dtype(target))
+            self._narrowed[const, target] = Const(array, target, const.name)
+        return self._narrowed[const, target]
 
     def value(self, value: Value, reader: NodeRef) -> SSAValue:
         """A tensor that holds `value`; `Unsupported` (naming `reader`) for a type that no op computes with."""
@@ -101,6 +128,15 @@ class Materializer:
             # Another node dequantises the same constant in the same way: one op stands for both.
             known.location = fuse_locations([known.location, location])
         return known.result
+
+
+def _converted(b: ScalarBuilder, source: Attribute, target: Attribute, x: SSAValue) -> SSAValue:
+    """An integer, or a float that holds one, as `target`: f32 or a signed integer that is wider."""
+    if is_float(source):
+        return b(arith.FPToSIOp, x, target)
+    if is_float(target):
+        return b(arith.UIToFPOp if is_unsigned(source) else arith.SIToFPOp, x, target)
+    return b(arith.ExtUIOp if is_unsigned(source) else arith.ExtSIOp, x, target)
 
 
 def _whole_bytes(array: Array) -> bytes | None:

@@ -13,15 +13,18 @@ from xdsl.dialects.builtin import (
     DictionaryAttr,
     FunctionType,
     IntegerAttr,
+    IntegerType,
     ModuleOp,
     StringAttr,
     TensorType,
+    f32,
     i64,
 )
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
+from qfold.dialects.element_types import i8, ui8
 from qfold.frontend.errors import FrontendError, NodeRef, UnsupportedNodes
-from qfold.frontend.importer import GraphImporter, Poison, Scope, check_declared
+from qfold.frontend.importer import GraphImporter, Poison, Scope, Slot, as_declared, check_declared
 from qfold.frontend.reader import LoadedModel, ModelSource, load_model
 from qfold.frontend.tensors import (
     CONSTANT_ONLY,
@@ -30,7 +33,7 @@ from qfold.frontend.tensors import (
     decode_tensor,
     element_type_of_onnx,
 )
-from qfold.frontend.values import Array
+from qfold.frontend.values import Array, Carried
 from qfold.ir.locations import name_location
 
 
@@ -41,19 +44,22 @@ def import_model(
     directory: Path | None = None,
     name: str | None = None,
     freeze_initializers: bool = False,
+    input_types: Mapping[str, IntegerType] | None = None,
 ) -> ModuleOp:
     """A tensor-level module for an ONNX model.
 
     `source`: a path, the bytes of a file, or a `ModelProto`. `dims` gives lengths to dynamic dimensions, by the name that
     the model gives them, or `<input>:<index>` for one without a name. `directory` holds external data (default: that of the
     file). `name` is what messages call the model. An initializer that is also a graph input is a default that callers may
-    override, so it becomes an argument; `freeze_initializers` makes it a constant. `FrontendError` says why a model cannot
+    override, so it becomes an argument; `freeze_initializers` makes it a constant. `input_types` declares that a float input
+    holds integers of i8 or ui8, and makes it an argument of that type. `FrontendError` says why a model cannot
     be handled.
     """
     return import_loaded(
         load_model(source, directory=directory, name=name),
         dims,
         freeze_initializers=freeze_initializers,
+        input_types=input_types,
     )
 
 
@@ -62,6 +68,7 @@ def import_loaded(
     dims: Mapping[str, int] | None = None,
     *,
     freeze_initializers: bool = False,
+    input_types: Mapping[str, IntegerType] | None = None,
 ) -> ModuleOp:
     """`import_model` for a model that was loaded before."""
     graph = model.proto.graph
@@ -71,13 +78,19 @@ def import_loaded(
         # Before IR version 4 every initializer had to be listed as an input; none was meant to be overridden.
         arguments = [i for i in graph.input if i.name not in defaults]
     types = resolve_inputs(arguments, dims or {})
+    declared = list(types)
+    _apply_input_types([a.name for a in arguments], types, input_types or {})
     block = Block(arg_types=types)
     for argument, value in zip(block.args, arguments, strict=True):
         argument.location = name_location(value.name)
     importer = GraphImporter(model, block)
-    scope = Scope(
-        {v.name: a for v, a in zip(arguments, block.args, strict=True)}, dict(model.opsets)
-    )
+    # A network of RequantShift holds integers in its floats from its inputs on.
+    integers = any(node.op_type == "RequantShift" for node in graph.node)
+    values: dict[str, Slot] = {}
+    for value, argument, type_, given in zip(arguments, block.args, declared, types, strict=True):
+        carried = type_ != given or (integers and type_.element_type == f32)
+        values[value.name] = Carried(argument, type_.element_type) if carried else argument
+    scope = Scope(values, dict(model.opsets))
     slots = importer.run_graph(graph, scope)
     if importer.reasons:
         raise UnsupportedNodes(importer.reasons)
@@ -87,10 +100,14 @@ def import_loaded(
         raise FrontendError(f"graph output '{twice}' is listed twice")
     results: list[SSAValue] = []
     for value, slot in zip(graph.output, slots, strict=True):
-        assert not isinstance(slot, Poison)
         reader = NodeRef(value.name, "graph output", "", model.opsets.get("", 1))
+        slot = as_declared(slot, value)
+        assert not isinstance(slot, Poison)
         check_declared(value, slot, reader)
-        results.append(importer.materializer.value(slot, reader))
+        if isinstance(slot, Carried):
+            results.append(importer.materializer.carried(slot, reader))
+        else:
+            results.append(importer.materializer.value(slot, reader))
     block.add_op(func.ReturnOp(*results))
     function = func.FuncOp(
         "main",
@@ -103,6 +120,25 @@ def import_loaded(
     module = ModuleOp([function])
     module.attributes["qmm.opset"] = IntegerAttr(model.opsets.get("", 1), i64)
     return module
+
+
+def _apply_input_types(
+    names: Sequence[str],
+    types: list[TensorType[Attribute]],
+    wanted: Mapping[str, IntegerType],
+) -> None:
+    """Changes the element types of float inputs to those that the caller declares."""
+    for name, element in wanted.items():
+        if name not in names:
+            raise FrontendError(f"no input is called '{name}': they are {', '.join(names)}")
+        position = names.index(name)
+        if types[position].element_type != f32:
+            raise FrontendError(
+                f"graph input '{name}' is {types[position]}; a type is declared for f32 only"
+            )
+        if element not in (i8, ui8):
+            raise FrontendError(f"input '{name}' is declared to hold {element}; i8 or ui8 it may")
+        types[position] = TensorType(element, types[position].get_shape())
 
 
 def default_inputs(model: LoadedModel) -> dict[str, Array]:

@@ -19,9 +19,10 @@ from xdsl.ir import SSAValue
 
 if TYPE_CHECKING:
     from qfold.frontend.context import NodeContext
+    from qfold.frontend.values import Carried
 
-Importer: TypeAlias = "Callable[[NodeContext], SSAValue | Sequence[SSAValue]]"
-"""Emits the ops of one node; returns one SSA value per node output (a bare value stands for the first)."""
+Importer: TypeAlias = "Callable[[NodeContext], SSAValue | Sequence[SSAValue | Carried]]"
+"""Emits the ops of one node; returns one value per node output (a bare SSA value stands for the first)."""
 
 _REGISTRY: dict[tuple[str, str], dict[int, Importer]] = {}
 

@@ -1,4 +1,4 @@
-"""What an ONNX value is during import: a constant, a quantised constant, or an SSA value.
+"""What an ONNX value is during import: a constant, a quantised constant, an SSA value, or integers in another type.
 
 Constants stay numpy arrays until an op needs them as operands, so shape computations fold away and a weight's bytes are written
 once. A permuted constant remembers what it is a view of: its readers can then read the original transposed instead of a copy.
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from xdsl.dialects.builtin import IntegerType, f32
 from xdsl.ir import Attribute, SSAValue
 
+from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import integer_range, numpy_dtype
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -205,6 +206,23 @@ class Quantized:
 Value: TypeAlias = "SSAValue | Const | Quantized"
 
 
+@dataclass(eq=False, frozen=True)
+class Carried:
+    """Integers computed at run time that the model holds in another type: networks of RequantShift hold theirs as floats.
+
+    Operators that keep integers work on `integers` (`carrying.py`); all others see a conversion to `type`.
+    """
+
+    integers: SSAValue
+    """A tensor of i8, ui8 or i32; of f32 itself where nothing declares a width."""
+    type: Attribute
+    """The element type that the model gives them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.integers)
+
+
 def remap_axis(old: Sequence[int], axis: int, new: Sequence[int]) -> int | None:
     """The axis of shape `new` that holds dimension `axis` of `old` unmixed after a row-major reshape, or None.
 
@@ -249,4 +267,5 @@ def fits(values: Array, element_type: Attribute) -> bool:
         return True
     if values.dtype.kind == "f" and not np.array_equal(values, np.rint(values)):
         return False
-    return bool(values.min() >= low and values.max() <= high)
+    # Python compares exactly, where numpy would round a bound of 32 bits to f32.
+    return values.min().item() >= low and values.max().item() <= high

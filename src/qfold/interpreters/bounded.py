@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import Float16Type, Float32Type, Float64Type, IntegerType, f32
+from xdsl.dialects.builtin import Float16Type, Float32Type, Float64Type, IntegerType, f32, f64
 from xdsl.ir import Attribute
 from xdsl.utils.exceptions import InterpretationError
 
@@ -187,6 +187,9 @@ class BoundedDomain(Domain):
         if name in ("arith.addf", "arith.subf"):
             return rounded(element_type, result, errors[0] + errors[1])
         if name == "arith.mulf":
+            if element_type == f64 and is_exact(errors[0]) and is_exact(errors[1]):
+                # One rounding of numbers that the program has too, in the type that it has them in.
+                return pair(result, 0.0)
             return rounded(element_type, result, product_error(*values, *errors))
         if name == "math.fma":
             error = product_error(values[0], values[1], errors[0], errors[1])

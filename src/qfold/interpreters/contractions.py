@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from xdsl.dialects.builtin import f32
 from xdsl.interpreter import Interpreter
+from xdsl.ir import Attribute
 
 from qfold.dialects.contraction import EpilogueOperation, window_shape
 from qfold.interpreters.domains import Domain
@@ -228,12 +229,19 @@ class Window:
         return view.reshape(batch, self.groups, group * prod(self.kernel), prod(out))
 
 
-def conv(domain: Domain, x: Value, w: Value, window: Window, roundings: int = 0) -> Value:
+def conv(
+    domain: Domain,
+    x: Value,
+    w: Value,
+    window: Window,
+    roundings: int = 0,
+    element_type: Attribute = f32,
+) -> Value:
     """x [N, C, spatial...], w [M, C / groups, kernel...] -> [N, groups, M / groups, output positions]."""
     filters = map_parts(
         lambda part: part.reshape(window.groups, part.shape[0] // window.groups, -1), w
     )
-    return domain.contract(f32, filters, window.patches(x), roundings=roundings)
+    return domain.contract(element_type, filters, window.patches(x), roundings=roundings)
 
 
 def as_image(value: Value, x: Value, window: Window) -> Value:

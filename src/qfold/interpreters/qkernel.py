@@ -29,6 +29,7 @@ from qfold.interpreters.contractions import (
     unpack,
     window_sum,
 )
+from qfold.interpreters.integers import Integers, quant_conv, quant_matmul
 from qfold.interpreters.qmm import first, groups_of, matmul_weight, window_from
 from qfold.interpreters.scalar import DomainFunctions
 from qfold.interpreters.values import Array, Value
@@ -171,6 +172,33 @@ class QkernelFunctions(DomainFunctions):
             window_from(op, w.shape[2:]),
             op.hoisted is not None,
             first(groups["window_sum"]),
+        )
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.QuantMatmulOp)
+    def run_quant_matmul(
+        self, interpreter: Interpreter, op: qkernel.QuantMatmulOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        total = quant_matmul(
+            self.domain,
+            Integers.of(op.a, groups["a"][0], groups["a_zero_point"]),
+            Integers.of(op.b, groups["b"][0], groups["b_zero_point"]),
+            op.transpose_b is not None,
+        )
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.QuantConvOp)
+    def run_quant_conv(
+        self, interpreter: Interpreter, op: qkernel.QuantConvOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        (x,), (w,) = groups["x"], groups["w"]
+        total = quant_conv(
+            self.domain,
+            Integers.of(op.x, x, groups["x_zero_point"]),
+            Integers.of(op.w, w, groups["w_zero_point"]),
+            window_from(op, w.shape[2:]),
         )
         return self._finish(interpreter, op, total, groups)
 

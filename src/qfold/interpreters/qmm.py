@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-from xdsl.dialects.builtin import DenseArrayBase, IntegerType, f32, i32
+from xdsl.dialects.builtin import DenseArrayBase, f32, i32
 from xdsl.interpreter import (
     Interpreter,
     PythonValues,
@@ -21,7 +21,7 @@ from xdsl.irdl import IRDLOperation
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import ints, weight_bias, window_of
-from qfold.dialects.element_types import i64, integer_range, is_unsigned, signless
+from qfold.dialects.element_types import i64
 from qfold.interpreters.contractions import (
     Dequant,
     Window,
@@ -30,12 +30,23 @@ from qfold.interpreters.contractions import (
     dequant_conv,
     dequant_matmul,
     epilogue,
-    multiply,
     row_sum,
     swap_last,
     window_sum,
 )
-from qfold.interpreters.domains import Domain, element_type
+from qfold.interpreters.domains import element_type
+from qfold.interpreters.integers import (
+    Integers,
+    dequantize,
+    dynamic_quantize,
+    quant_conv,
+    quant_matmul,
+    quantize,
+    requantize,
+    requantize_shift,
+    storage_of,
+    widened,
+)
 from qfold.interpreters.scalar import DomainFunctions
 from qfold.interpreters.values import Array, Value, map_parts
 
@@ -65,43 +76,6 @@ def first(values: tuple[Value, ...]) -> Value | None:
 
 def window_from(op: IRDLOperation, kernel: tuple[int, ...]) -> Window:
     return Window(kernel, *window_of(op))
-
-
-def widened(domain: Domain, storage: Attribute, q: Value, target: IntegerType) -> Value:
-    """Quantised integers, sign- or zero-extended to `target`."""
-    name = "arith.extui" if is_unsigned(storage) else "arith.extsi"
-    plain = signless(storage)
-    if plain != storage:
-        q = domain.reinterpret(storage, plain, q)
-    return q if plain == target else domain.convert(name, plain, target, q)
-
-
-def quantize(domain: Domain, storage: Attribute, x: Value, scale: Value, zero: Value) -> Value:
-    """`saturate(roundeven(x / scale) + zero)`; NaN becomes the zero point.
-
-    `scale` and `zero` (i32) broadcast against x. The quotient is clamped to +-2^30 before it becomes an integer.
-    """
-    steps = domain.float_op("math.roundeven", f32, domain.float_op("arith.divf", f32, x, scale))
-    limit = np.asarray(2.0**30, domain.dtype(f32))
-    for name, bound in (("arith.minimumf", limit), ("arith.maximumf", -limit)):
-        steps = domain.float_op(name, f32, steps, bound)
-    whole = domain.integer_op(
-        "arith.addi", i32, domain.convert("arith.fptosi", f32, i32, steps), zero
-    )
-    low, high = (np.asarray(limit, np.int32) for limit in integer_range(storage))
-    whole = domain.integer_op("arith.maxsi", i32, whole, low)
-    whole = domain.integer_op("arith.minsi", i32, whole, high)
-    plain = signless(storage)
-    if plain == i32:
-        return whole
-    narrow = domain.convert("arith.trunci", i32, plain, whole)
-    return narrow if plain == storage else domain.reinterpret(plain, storage, narrow)
-
-
-def dequantize(domain: Domain, storage: Attribute, q: Value, scale: Value, zero: Value) -> Value:
-    """`scale * (q - zero)`, the difference (with `zero` i64) taken after widening, then one rounding."""
-    difference = domain.integer_op("arith.subi", i64, widened(domain, storage, q, i64), zero)
-    return multiply(domain, domain.convert("arith.sitofp", i64, f32, difference), scale)
 
 
 @register_impls
@@ -141,7 +115,7 @@ class QmmFunctions(DomainFunctions):
     def run_quantize(
         self, interpreter: Interpreter, op: qmm.QuantizeOp, args: PythonValues
     ) -> PythonValues:
-        storage = element_type(op.result.type)
+        storage = storage_of(op.result)
         x, scale, zero = self._parameters(op, args, storage)
         zero = self.domain.convert("arith.trunci", i64, i32, zero)
         return (quantize(self.domain, storage, x, scale, zero),)
@@ -226,6 +200,52 @@ class QmmFunctions(DomainFunctions):
         self, interpreter: Interpreter, op: qmm.WindowSumOp, args: PythonValues
     ) -> PythonValues:
         return (window_sum(self.domain, args[0], window_from(op, ints(op.kernel_shape))),)
+
+    @impl(qmm.QuantMatmulOp)
+    def run_quant_matmul(
+        self, interpreter: Interpreter, op: qmm.QuantMatmulOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        total = quant_matmul(
+            self.domain,
+            Integers.of(op.a, groups["a"][0], groups["a_zero_point"]),
+            Integers.of(op.b, groups["b"][0], groups["b_zero_point"]),
+            op.transpose_b is not None,
+        )
+        return (epilogue(interpreter, op, total, groups["epilogue_operands"]),)
+
+    @impl(qmm.QuantConvOp)
+    def run_quant_conv(
+        self, interpreter: Interpreter, op: qmm.QuantConvOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        (x,), (w,) = groups["x"], groups["w"]
+        total = quant_conv(
+            self.domain,
+            Integers.of(op.x, x, groups["x_zero_point"]),
+            Integers.of(op.w, w, groups["w_zero_point"]),
+            window_from(op, w.shape[2:]),
+        )
+        return (epilogue(interpreter, op, total, groups["epilogue_operands"]),)
+
+    @impl(qmm.RequantizeOp)
+    def run_requantize(
+        self, interpreter: Interpreter, op: qmm.RequantizeOp, args: PythonValues
+    ) -> PythonValues:
+        return (requantize(self.domain, op, args[0]),)
+
+    @impl(qmm.RequantizeShiftOp)
+    def run_requantize_shift(
+        self, interpreter: Interpreter, op: qmm.RequantizeShiftOp, args: PythonValues
+    ) -> PythonValues:
+        return (requantize_shift(self.domain, op, args[0]),)
+
+    @impl(qmm.DynamicQuantizeOp)
+    def run_dynamic_quantize(
+        self, interpreter: Interpreter, op: qmm.DynamicQuantizeOp, args: PythonValues
+    ) -> PythonValues:
+        storage = storage_of(op.result)
+        return dynamic_quantize(self.domain, storage, args[0], op.per_row is not None)
 
     @impl(qmm.DequantGatherOp)
     def run_dequant_gather(

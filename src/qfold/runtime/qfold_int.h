@@ -148,4 +148,12 @@ static inline double qf_absd(double x) {
     return x < 0.0 ? -x : x;
 }
 
+/* Halves to even: the sum with 2^52 has no bits for a fraction. */
+static inline double qf_roundevend(double x) {
+    double a = qf_absd(x);
+    double r = (a + 0x1p52) - 0x1p52;
+    r = x < 0.0 ? -r : r;
+    return r == x || !(a < 0x1p52) ? x : r;
+}
+
 #endif

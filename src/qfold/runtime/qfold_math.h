@@ -75,6 +75,22 @@ static inline float qf_madd(float a, float b, float c) {
 #endif
 }
 
+/* a / b, the same bits, for a b that a loop does not change: with y = 1 / b, divided once, q = a y is right to 2 ulp, a - q b is
+ * exact by FMA, and adding its quotient rounds as a division does (Markstein, IBM J. R&D 34, 1990). Where a step of that could
+ * underflow, overflow or meet a NaN, and on machines without FMA, it divides. */
+static inline float qf_div_by(float a, float b) {
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+    float y = 1.0f / b;
+    uint32_t small_a = (qf_bits(a) & ~QF_SIGN) - 0x30000000u; /* 2^-31 <= |a| < 2^33 */
+    uint32_t small_b = (qf_bits(b) & ~QF_SIGN) - 0x30000000u;
+    if ((small_a | small_b) < 0x20000000u) {
+        float q = a * y;
+        return __builtin_fmaf(__builtin_fmaf(-q, b, a), y, q);
+    }
+#endif
+    return a / b;
+}
+
 /* ---- minimum and maximum ------------------------------------------------------------------------------- */
 
 /* A NaN if either is one; -0 is less than +0. */

@@ -116,6 +116,7 @@ SPIKE = Target(
     scratchpad=1,
     stack_bytes=2 * KIB,
     reserved_bytes=1 * KIB,
+    cores_per_fpu=2,
     port="spike",
 )
 """Spike with our XpulpV2 extension: counts instructions."""
@@ -135,6 +136,7 @@ QEMU = replace(
     SPIKE,
     name="qemu",
     cores=1,
+    cores_per_fpu=1,
     memory=(MemoryLevel(1, "L1", 64 * KIB), MemoryLevel(2, "L2", 64 * KIB * KIB)),
     isa=PLAIN,
     port="qemu",

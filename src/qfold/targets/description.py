@@ -94,8 +94,8 @@ class Target:
     are subtracted there unless they are hoisted, so this says what hoisting saves."""
     toolchain: Toolchain
     unpacked_rows: int | None = None
-    """Up to how many rows of a matmul kernels read a stored weight as it is. For more it is packed first: turned into floats, zero
-    points subtracted, once for all rows, so that hoisting them saves nothing. None: weights are never packed."""
+    """Up to how many rows of a matmul kernels read a stored weight as it is. For more it is packed first: turned into floats,
+    zero points subtracted, once for all rows, so that hoisting them saves nothing. None: weights are never packed."""
     inserts_weights: bool = False
     """Whether a matmul of one row may turn 8-bit weights into floats without the float unit, at a larger rounding error
     (`qmm-unsigned-weights`)."""
@@ -107,6 +107,8 @@ class Target:
     """Stack of each core, in the scratchpad; 0 where the operating system gives one."""
     reserved_bytes: int = 0
     """What the runtime keeps of the scratchpad besides the stacks."""
+    cores_per_fpu: int = 1
+    """How many cores take turns at one float unit."""
     port: str = "host"
     """The directory of `qfold/runtime/ports` that is linked with generated code."""
 
@@ -114,6 +116,11 @@ class Target:
     def is_cluster(self) -> bool:
         """Whether kernels run on all cores at once (each does its share) and generated code needs `qfold_rt.h`."""
         return self.scratchpad is not None
+
+    @property
+    def fpus(self) -> int:
+        """Float units: core i uses number i modulo so many, as on `pulp-open`, where core i and core i + 4 of 8 share one."""
+        return max(1, self.cores // self.cores_per_fpu)
 
     @property
     def scratchpad_bytes(self) -> int:

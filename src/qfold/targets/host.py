@@ -6,6 +6,8 @@ _F32 = frozenset({"f32"})
 _WEIGHTS = frozenset({"i8", "ui8", "i4", "ui4", "i16", "ui16"})
 _ZERO_POINTS = frozenset({"i8", "ui8", "i16", "ui16"})
 # The epilogue is printed into the kernel, in whatever types it computes and stores.
+_DATA = frozenset({"i8", "ui8"})
+_NARROW = frozenset({"i8", "ui8", "i4", "ui4"})
 _STORED = {"epilogue_operands": ANY_TYPE, "y": ANY_TYPE}
 _LOOPS = ("linalg.generic", "linalg.fill", "memref.copy")
 
@@ -58,6 +60,18 @@ HOST = Target(
                 "window_sum": _F32,
                 **_STORED,
             },
+            strided=_STRIDED,
+        ),
+        Kernel(
+            "c.quant_matmul",
+            "qkernel.quant_matmul",
+            {"a": _DATA, "b": _NARROW, "a_zero_point": _DATA, "b_zero_point": _DATA, **_STORED},
+            strided=_STRIDED,
+        ),
+        Kernel(
+            "c.quant_conv",
+            "qkernel.quant_conv",
+            {"x": _DATA, "w": _NARROW, "x_zero_point": _DATA, "w_zero_point": _DATA, **_STORED},
             strided=_STRIDED,
         ),
         Kernel("c.window_sum", "qkernel.window_sum", {"x": _F32, "y": _F32}, strided=_STRIDED),

@@ -197,7 +197,8 @@ def _uncalled(file: ObjectFile, called: set[str]) -> list[str]:
 def _check_leaf_calls(
     calls: Sequence[KernelRecord], dispatches: ObjectFile, kernels: ObjectFile
 ) -> AuditResult:
-    """Which kernels each staged dispatch calls, by their first calls: a compiler that unrolls a loop repeats calls."""
+    """Which kernels each staged dispatch calls. A compiler repeats and moves what is in loops: how often and in which order they
+    are called is seen when they run (`proof`)."""
     problems: list[str] = []
     staged = {c.symbol: c for c in calls if c.staged}
     total = 0
@@ -212,12 +213,12 @@ def _check_leaf_calls(
         if not _is_function(dispatches, symbol):
             continue
         found = list(dict.fromkeys(_calls_of(symbol, dispatches)))
-        if found != expected:
+        if set(found) != set(expected):
             problems.append(
                 f"{symbol} calls {', '.join(found) or 'nothing'}; the manifest says {', '.join(expected)}"
             )
     return AuditResult(
-        "staged dispatches call the manifest's kernels, in order",
+        "staged dispatches call the manifest's kernels",
         tuple(problems),
         f"{total} kernels in {len(staged)} dispatches",
     )

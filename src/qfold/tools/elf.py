@@ -90,12 +90,14 @@ class ObjectFile:
         sections: Any = self._elf.iter_sections()
         tables: list[Any] = [s for s in sections if isinstance(s, SymbolTableSection)]
         symbols: list[Symbol] = []
+        addresses: dict[int, int] = {}
+        if self._is_linked:
+            addresses = {i: s["sh_addr"] for i, s in enumerate(self._elf.iter_sections())}
         # An object without a symbol has no table.
         for entry in (e for table in tables for e in table.iter_symbols()):
             section = entry["st_shndx"]
             at: int = entry["st_value"] & ~1 if self.machine == "EM_ARM" else entry["st_value"]
-            if self._is_linked and isinstance(section, int):
-                at -= self._elf.get_section(section)["sh_addr"]
+            at -= addresses.get(section, 0)
             symbols.append(
                 Symbol(
                     entry.name,

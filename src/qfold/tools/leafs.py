@@ -62,7 +62,7 @@ class LeafRecord:
     """Into how many parts each loop over its output is divided; empty where one core does it all."""
     operands: tuple[Operand, ...]
     weights: int
-    """Integers of the weight that one call reads; 0 without a weight, or with one of floats."""
+    """Integers of the weight that one call cannot do without; 0 without a weight, or with one of floats."""
     weight_type: str | None
     """Its element type, `f32` for one of floats."""
 
@@ -151,7 +151,7 @@ def leaf_record(kernel: Kernel, calls: int) -> LeafRecord:
         iterations,
         ints(cast("DenseArrayBase[Any]", split)) if isinstance(split, DenseArrayBase) else (),
         operands_of(kernel),
-        prod(shape_of(weight)) if weight is not None and element != "f32" else 0,
+        _weights_read(kernel.op, weight) if weight is not None and element != "f32" else 0,
         element,
     )
 
@@ -161,6 +161,21 @@ def _weight(op: Operation) -> SSAValue | None:
     if isinstance(op, GroupedOperation) and any(name == "w" for name, _ in op.GROUPS):
         return cast("SSAValue", getattr(op, "w"))  # noqa: B009
     return None
+
+
+def _weights_read(op: Operation, weight: SSAValue) -> int:
+    """The elements of a weight, but for those that a window has only ever over the padding."""
+    shape = shape_of(weight)
+    if not isinstance(op, qkernel.ConvOp | qkernel.DequantConvOp):
+        return prod(shape)
+    _, strides, pads, dilations = window_of(op)
+    read = prod(shape[:2])
+    for size, taps, extent, stride, pad, dilation in zip(
+        shape_of(op.x)[2:], shape[2:], shape_of(op.y)[2:], strides, pads, dilations, strict=False
+    ):
+        starts = range(-pad, extent * stride - pad, stride)
+        read *= sum(any(0 <= s + tap * dilation < size for s in starts) for tap in range(taps))
+    return read
 
 
 def _repeated(block: Block, kind: type[_Op], times: int = 1) -> Iterator[tuple[_Op, int]]:
@@ -196,9 +211,9 @@ def iteration_count(op: Operation) -> int:
         case qkernel.MatmulOp():
             k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
             return prod(shape_of(op.y)) * k
-        case qkernel.DequantMatmulOp() | qkernel.PackedMatmulOp():
+        case qkernel.DequantMatmulOp() | qkernel.PackedMatmulOp() | qkernel.QuantMatmulOp():
             return prod(shape_of(op.y)) * shape_of(op.a)[-1]
-        case qkernel.ConvOp() | qkernel.DequantConvOp():
+        case qkernel.ConvOp() | qkernel.DequantConvOp() | qkernel.QuantConvOp():
             return prod(shape_of(op.y)) * prod(shape_of(op.w)[1:])
         case qkernel.RowSumOp():
             return prod(shape_of(op.a))

@@ -20,9 +20,9 @@ from qfold.tools.leafs import (
     total_macs,
     transfers_of,
 )
+from qfold.transforms.qmm_tile_to_l1 import REASON
 
 L1_BYTES = "qmm.l1_bytes"
-REASON = "qmm.reason"
 
 
 @dataclass(frozen=True)

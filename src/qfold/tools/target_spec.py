@@ -24,6 +24,6 @@ def target_help() -> str:
         options = known_options(target)
         named.append(f"{name} ({', '.join(options)})" if options else name)
     return (
-        f"targets and their options: {', '.join(named)}; cores=1 to {MAX_CORES}, isa=zfinx or f, l1=BYTES, "
+        f"targets and their options: {', '.join(named)}; cores=1 to {MAX_CORES}, isa=zfinx or f, inserti=0 or 1, l1=BYTES, "
         "stack=BYTES of a core"
     )

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from qfold.backend.run import build_module
+from qfold.backend.build import BuildDirectory
+from qfold.backend.c.emit import emit
+from qfold.backend.files import write_directory
+from qfold.backend.run import build
 from qfold.frontend import LoadedModel
 from qfold.targets import target_named
 from qfold.tools.arrays import Array
@@ -65,13 +68,18 @@ def verify(
     target = target_named(compilation.options.target)
     program = program_of(module)
     records = manifest(program)
-    counts = target.isa is not None
-    with terminal.step("Building and running with checks"):
-        checked = build_module(module, trace=True)
-        with closing(checked):
-            traces = checked.run_traced(inputs)
-    with terminal.step("Building"):
-        plain = build_module(module, extra_cflags=["-g", *(["-DQFOLD_COUNT"] if counts else [])])
+    source = BuildDirectory()
+    with closing(source):
+        write_directory(source.path, emit(module))
+        with terminal.step("Building and running with checks"):
+            # A transfer that somebody does not wait for shows there, wherever it happens to be early enough.
+            flags = ["-DQFOLD_DEBUG_DMA"] if target.is_cluster else []
+            with closing(build(source.path, module, trace=True, extra_cflags=flags)) as checked:
+                traces = checked.run_traced(inputs)
+        counts = target.isa is not None
+        with terminal.step("Building"):
+            flags = ["-g", *(["-DQFOLD_COUNT"] if counts else [])]
+            plain = build(source.path, module, extra_cflags=flags)
     with closing(plain):
         with terminal.step("Running"):
             measured = plain.measure(inputs, profile=counts and can_profile(target))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _TENSOR_LEVEL: dict[str, str] = {
     "convert-qmm-to-linalg": "ConvertQmmToLinalgPass",
     "qmm-canonicalize": "QmmCanonicalizePass",
+    "qmm-check-accumulators": "QmmCheckAccumulatorsPass",
     "qmm-fold-constants": "QmmFoldConstantsPass",
     "qmm-fuse-dequant": "QmmFuseDequantPass",
     "qmm-fuse-elementwise": "QmmFuseElementwisePass",

@@ -38,6 +38,8 @@ CONTRACTIONS = (
     qmm.DequantMatmulOp,
     qmm.ConvOp,
     qmm.DequantConvOp,
+    qmm.QuantMatmulOp,
+    qmm.QuantConvOp,
     qmm.WindowSumOp,
 )
 VIEWS = (

@@ -17,7 +17,7 @@ from qfold.dialects.qmm import QuantAttr
 from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.fusion import inline_body
 from qfold.ir.quantized import uniform
-from qfold.transforms.qmm_lower_quantization import dequantized, widened
+from qfold.transforms.quantization_scalars import dequantized, widened
 
 Read = tuple[SSAValue, AffineMap]
 
@@ -73,8 +73,17 @@ class _Parameters:
         return scale, b.constant(int(quant.zero_points.flat[0]), IntegerType(32))
 
 
-def _dims(count: int) -> list[AffineExpr]:
+def loop_dims(count: int) -> list[AffineExpr]:
     return [AffineExpr.dimension(d) for d in range(count)]
+
+
+def batch_indices(batch: Sequence[AffineExpr], operand: Sequence[int]) -> list[AffineExpr]:
+    """The batch indices of an operand of that shape, which broadcasts to the loops `batch`."""
+    leading = batch[len(batch) - (len(operand) - 2) :]
+    extents = operand[:-2]
+    return [
+        AffineExpr.constant(0) if size == 1 else d for size, d in zip(extents, leading, strict=True)
+    ]
 
 
 def _sum(b: ScalarBuilder, accumulator: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:
@@ -91,25 +100,18 @@ def expand_matmul(op: qmm.MatmulOp | qmm.DequantMatmulOp, builder: TensorBuilder
     shape = shape_of(op.result)
     rank = len(shape)
     loops = rank + 1
-    *batch, m, n, k = _dims(loops)
+    *batch, m, n, k = loop_dims(loops)
     transpose_a = isinstance(op, qmm.MatmulOp) and op.transpose_a is not None
 
-    def indices(operand: Sequence[int], last: Sequence[AffineExpr]) -> list[AffineExpr]:
-        leading = batch[len(batch) - (len(operand) - 2) :]
-        extents = operand[:-2]
-        return [
-            AffineExpr.constant(0) if size == 1 else d
-            for size, d in zip(extents, leading, strict=True)
-        ] + list(last)
-
-    a_index = indices(shape_of(op.a), [k, m] if transpose_a else [m, k])
+    a_index = [*batch_indices(batch, shape_of(op.a)), *([k, m] if transpose_a else [m, k])]
     w_last = [n, k] if op.transpose_b is not None else [k, n]
     a_read = (op.a, AffineMap(loops, 0, tuple(a_index)))
     zeros = builder.fill(shape, f32, 0.0)
     output = AffineMap(loops, 0, (*batch, m, n))
     kinds = ["parallel"] * rank + ["reduction"]
     if isinstance(op, qmm.MatmulOp):
-        b_read = (op.b, AffineMap(loops, 0, tuple(indices(shape_of(op.b), w_last))))
+        b_index = (*batch_indices(batch, shape_of(op.b)), *w_last)
+        b_read = (op.b, AffineMap(loops, 0, b_index))
         return builder.generic(
             [a_read, b_read], zeros, output, kinds, lambda b, e, acc: _sum(b, acc, e[0], e[1])
         )
@@ -137,7 +139,7 @@ def expand_matmul(op: qmm.MatmulOp | qmm.DequantMatmulOp, builder: TensorBuilder
             kinds,
             lambda b, e, acc: _sum(b, acc, e[0], _raw(b, e[1], storage)),
         )
-        dims = _dims(rank)
+        dims = loop_dims(rank)
         column = [dims[-1]] if quant.axis is not None else []
         correction = [(op.row_sum, AffineMap(rank, 0, tuple(dims[:-1])))] if op.row_sum else []
         return _corrected(builder, total, correction, parameters, column)
@@ -201,7 +203,7 @@ def _corrected(
 
 
 @dataclass(frozen=True)
-class _Window:
+class ConvLoops:
     """The loops of a convolution: n, g, m (for a convolution), o..., c, k..., with x as [N, G, C, padded spatial...]."""
 
     x: SSAValue
@@ -215,16 +217,21 @@ class _Window:
     x_index: list[AffineExpr]
 
     @staticmethod
-    def of(op: qmm.ConvOp | qmm.DequantConvOp | qmm.WindowSumOp, builder: TensorBuilder) -> _Window:
+    def of(
+        op: qmm.ConvOp | qmm.DequantConvOp | qmm.QuantConvOp | qmm.WindowSumOp,
+        builder: TensorBuilder,
+        x: SSAValue | None = None,
+    ) -> ConvLoops:
+        """`x`: what takes the place of the op's, where padding is not 0 in that."""
         groups, strides, pads, dilations = window_of(op)
         rank = len(strides)
         low, high = pads[:rank], pads[rank:]
-        x = builder.pad(op.x, [0, 0, *low], [0, 0, *high], 0.0)
+        x = builder.pad(op.x if x is None else x, [0, 0, *low], [0, 0, *high], 0.0)
         n, c, *spatial = shape_of(x)
         x = builder.reshape(x, [n, groups, c // groups, *spatial])
         channels = 0 if isinstance(op, qmm.WindowSumOp) else 1
         loops = 3 + channels + 2 * rank
-        dims = _dims(loops)
+        dims = loop_dims(loops)
         o = dims[2 + channels : 2 + channels + rank]
         k = dims[-rank:]
         place = [
@@ -233,7 +240,7 @@ class _Window:
         ]
         depth = dims[2 + channels + rank]
         x_index = [dims[0], dims[1], depth, *place]
-        return _Window(x, loops, dims[0], dims[1], dims[2 : 2 + channels], o, depth, k, x_index)
+        return ConvLoops(x, loops, dims[0], dims[1], dims[2 : 2 + channels], o, depth, k, x_index)
 
     @property
     def x_read(self) -> Read:
@@ -251,7 +258,7 @@ class _Window:
 
 def expand_window_sum(op: qmm.WindowSumOp, builder: TensorBuilder) -> SSAValue:
     """The sum of each window and group: an operand that is never read gives the window's extents."""
-    window = _Window.of(op, builder)
+    window = ConvLoops.of(op, builder)
     extents = builder.empty(ints(op.kernel_shape), f32)
     return builder.generic(
         [window.x_read, (extents, AffineMap(window.loops, 0, tuple(window.k)))],
@@ -264,7 +271,7 @@ def expand_window_sum(op: qmm.WindowSumOp, builder: TensorBuilder) -> SSAValue:
 
 def expand_conv(op: qmm.ConvOp | qmm.DequantConvOp, builder: TensorBuilder) -> SSAValue:
     """The accumulator of a convolution, hoisted corrections applied; padding is written out."""
-    window = _Window.of(op, builder)
+    window = ConvLoops.of(op, builder)
     n, channels, *spatial = shape_of(op.result)
     groups = window_of(op)[0]
     grouped = [n, groups, channels // groups, *spatial]
@@ -317,7 +324,7 @@ def expand_conv(op: qmm.ConvOp | qmm.DequantConvOp, builder: TensorBuilder) -> S
         window.kinds,
         lambda b, e, acc: _sum(b, acc, e[0], _raw(b, e[1], storage)),
     )
-    dims = _dims(len(grouped))
+    dims = loop_dims(len(grouped))
     correction: list[Read] = []
     if op.window_sum is not None:
         correction = [(op.window_sum, AffineMap(len(grouped), 0, (dims[0], dims[1], *dims[3:])))]

@@ -34,6 +34,7 @@ from qfold.transforms.contraction_generics import (
     expand_matmul,
     expand_window_sum,
 )
+from qfold.transforms.integer_generics import expand_quant_conv, expand_quant_matmul
 from qfold.transforms.qmm_linalg_cse import erase_unused
 from qfold.transforms.qmm_lower_quantization import lower
 
@@ -48,6 +49,10 @@ def expand(op: Operation) -> None:
             result = expand_epilogue(op, expand_matmul(op, builder), builder)
         case qmm.ConvOp() | qmm.DequantConvOp():
             result = expand_epilogue(op, expand_conv(op, builder), builder)
+        case qmm.QuantMatmulOp():
+            result = expand_epilogue(op, expand_quant_matmul(op, builder), builder)
+        case qmm.QuantConvOp():
+            result = expand_epilogue(op, expand_quant_conv(op, builder), builder)
         case qmm.WindowSumOp():
             result = expand_window_sum(op, builder)
         case _:

@@ -92,6 +92,28 @@ def _dequant_conv(op: qkernel.DequantConvOp) -> str:
     )
 
 
+def _quant_matmul(op: qkernel.QuantMatmulOp) -> str:
+    *batch, m, n = shape_of(op.y)
+    k = shape_of(op.a)[-1]
+    layout = "nk" if op.transpose_b is not None else "kn"
+    return (
+        f"quant_matmul_{_element(op.a)}_{_element(op.b)}_{layout}_{_dims((*batch, m, k, n))}"
+        f"{_integer_suffix(op)}"
+    )
+
+
+def _quant_conv(op: qkernel.QuantConvOp) -> str:
+    return (
+        f"quant_conv_{_element(op.x)}_{_element(op.w)}_{_dims(shape_of(op.x))}_{_dims(shape_of(op.w))}"
+        f"{_integer_suffix(op)}"
+    )
+
+
+def _integer_suffix(op: EpilogueOperation) -> str:
+    """What an epilogue stores instead of the accumulator."""
+    return "" if op.epilogue_block is None else f"_to_{op.output_type.get_element_type()}"
+
+
 def _window_sum(op: qkernel.WindowSumOp) -> str:
     return f"window_sum_{_element(op.x)}_{_dims(shape_of(op.x))}_{_dims(shape_of(op.y))}"
 
@@ -119,6 +141,8 @@ _CONTRACTION_NAMES: dict[type[Operation], Callable[[Any], str]] = {
     qkernel.DequantMatmulOp: _dequant_matmul,
     qkernel.ConvOp: _conv,
     qkernel.DequantConvOp: _dequant_conv,
+    qkernel.QuantMatmulOp: _quant_matmul,
+    qkernel.QuantConvOp: _quant_conv,
     qkernel.WindowSumOp: _window_sum,
     qkernel.PackOp: _pack,
     qkernel.PackedMatmulOp: _packed_matmul,

@@ -113,7 +113,10 @@ class LoopStaging:
 
     def _cuts(self) -> Iterator[Cut]:
         yield Cut()
+        tables = [a.value for a in self._work.arguments if a.captured]
         for dimension in self._work.dimensions:
+            if any(dimension.where.get(v) is not None for v in tables):
+                continue  # bodies count its elements from the first
             for size in size_choices(dimension.extent, 1)[1:]:
                 yield Cut(dimension, size)
                 yield Cut(dimension, size, double=True)

@@ -52,7 +52,7 @@ class MatmulTiler:
     """The choices for one problem and form on `cores` cores with `budget` bytes of L1."""
 
     def __init__(self, problem: Problem, form: Form, cores: int, budget: int):
-        self._p, self._form, self._cores, self._budget = problem, form, cores, budget
+        self._p, self.form, self._cores, self._budget = problem, form, cores, budget
         own = [b.role for b in problem.matrices(weight=False)]
         varying = [*own, "m"]
         loops = [b.role for b in problem.batches] + ["n"]
@@ -61,6 +61,8 @@ class MatmulTiler:
             operands += [o for o in (problem.scale, problem.zero_point, problem.row_sum) if o]
         elif problem.block is None and problem.scale is not None:
             operands.append(problem.scale)
+        # What comes twice, such as a scale that is a bias too, is brought once.
+        operands = list(dict.fromkeys(operands))
         self.constant = [o for o in operands if not o.depends_on(*varying, *loops)]
         """Brought once."""
         self.per_column = [
@@ -79,13 +81,18 @@ class MatmulTiler:
     @property
     def accumulates_in_place(self) -> bool:
         """Whether accumulators that a loop nest finishes have the place of what it makes of them."""
-        return self._form.finished or self._p.y.element == f32
+        return self.form.finished or self._p.y.element == f32
 
     def passing(self, tiles: Tiles) -> list[Operand]:
         """The operands of each tile of the sequence that goes by, besides the output."""
         if tiles.resident:
-            return [self._p.w, *self.packing, *self.per_column, *self.per_row]
+            return [*self.setup, *self.per_row]
         return [self._p.a, *self.per_row]
+
+    @property
+    def setup(self) -> list[Operand]:
+        """The operands of each tile of columns."""
+        return list(dict.fromkeys([self._p.w, *self.packing, *self.per_column]))
 
     def _sizes(self, m: int, n: int) -> dict[str, int]:
         return {b.role: 1 for b in self._p.batches} | {"m": m, "n": n}
@@ -102,13 +109,13 @@ class MatmulTiler:
         passing = sets * total([*self.passing(tiles), p.y])
         if not self.accumulates_in_place:
             passing += aligned(4 * tiles.m * tiles.n)
-        packed = aligned(4 * prod(packed_shape(p.k, tiles.n))) if self._form.packed else 0
+        packed = aligned(4 * prod(packed_shape(p.k, tiles.n))) if self.form.packed else 0
         stay = total(self.constant) + packed
         if tiles.resident:
             return stay + p.a.tile_bytes(sizes) + passing
         stay += total(self.per_column)
-        setup = total([p.w, *self.packing])
-        if self._form.packed:
+        setup = total([p.w, *(o for o in self.packing if o not in self.per_column)])
+        if self.form.packed:
             return stay + max(setup, passing)
         return stay + setup + passing
 
@@ -160,7 +167,7 @@ class MatmulTiler:
         cycles = 0
         for n, columns in pieces(p.n, tiles.n):
             sizes = self._sizes(tiles.m, n)
-            once = sum(operand_cycles(o, sizes) for o in (p.w, *self.packing, *self.per_column))
+            once = sum(operand_cycles(o, sizes) for o in self.setup)
             once += self._packing_cycles(n)
             rows = [(self._sizes(m, n), count) for m, count in pieces(p.m, tiles.m)]
             cycles += columns * (once + inputs * self._sequence(tiles, rows))
@@ -183,17 +190,17 @@ class MatmulTiler:
         return cycles + (longest if tiles.double else 0)
 
     def _packing_cycles(self, n: int) -> int:
-        return CALL + -(-self._p.k * n // self._cores) if self._form.packed else 0
+        return CALL + -(-self._p.k * n // self._cores) if self.form.packed else 0
 
     def _work(self, m: int, n: int) -> int:
-        if self._form.packed:
+        if self.form.packed:
             counts = (blocks(m), blocks(n))
             share = largest_share(counts, best_grid(*counts, self._cores)) * BLOCK * BLOCK
         else:
             # A weight is converted for the rows that it meets.
             share = -(-n // self._cores) * (m + 1)
         cycles = CALL + share * self._p.k * CORE_CYCLES_PER_MAC
-        if not self._form.finished:
+        if not self.form.finished:
             cycles += CALL + -(-m * n // self._cores)
         return cycles
 

@@ -46,29 +46,22 @@ class MatmulStaging:
 
     def choices(self, stage: Stage) -> Sequence[Tiles]:
         """Tile sizes that fit. `stage` is used up."""
-        tiler = self._tiler(stage)
-        return [] if tiler is None else tiler.candidates()
-
-    def _tiler(self, stage: Stage) -> MatmulTiler | None:
         problem = problem_of(self._op, stage)
-        if problem is None:
-            return None
+        return [] if problem is None else self._tiler(problem).candidates()
+
+    def _tiler(self, problem: Problem) -> MatmulTiler:
         form = form_of(self._op, problem.m, self._target)
         return MatmulTiler(problem, form, self._target.cores, self._target.scratchpad_bytes)
 
     def write(self, stage: Stage, tiles: Tiles) -> None:
         problem = problem_of(self._op, stage)
         assert problem is not None
-        form = form_of(self._op, problem.m, self._target)
-        tiler = MatmulTiler(problem, form, self._target.cores, self._target.scratchpad_bytes)
-        _Writer(stage, problem, form, tiler, tiles).write()
+        _Writer(stage, problem, self._tiler(problem), tiles).write()
 
 
 class _Writer:
-    def __init__(
-        self, stage: Stage, problem: Problem, form: Form, tiler: MatmulTiler, tiles: Tiles
-    ):
-        self._stage, self._p, self._form = stage, problem, form
+    def __init__(self, stage: Stage, problem: Problem, tiler: MatmulTiler, tiles: Tiles):
+        self._stage, self._p, self._form = stage, problem, tiler.form
         self._tiler, self._tiles = tiler, tiles
         self._buffers: dict[Operand, SSAValue] = {}
         """Operands that are in L1."""
@@ -116,8 +109,9 @@ class _Writer:
     def _weight(self, parts: Mapping[str, Range]) -> SSAValue:
         """Bring a tile of columns of the weight, and what goes with it. The weight as the kernel takes it."""
         p = self._p
-        ready = self._fetch([p.w, *self._tiler.packing], parts)
-        later = self._fetch(self._tiler.per_column, parts)
+        first = [p.w, *self._tiler.packing]
+        ready = self._fetch(first, parts)
+        later = self._fetch([o for o in self._tiler.setup if o not in first], parts)
         self._stage.wait(*ready)
         weight = self._prepared()
         self._stage.wait(*later)

@@ -45,6 +45,7 @@ def tensor_pipeline(
         "qmm-fuse-epilogue",
         "qmm-canonicalize",
         "qmm-linalg-cse",
+        "qmm-check-accumulators",
     ]
     with_target = ("qmm-hoist-zero-point", "qmm-unsigned-weights")
     options = {name: {"target": target} for name in with_target}

@@ -26,7 +26,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel, qmm
-from qfold.dialects.contraction import ints, shape_of, window_of
+from qfold.dialects.contraction import ACCUMULATOR_RANGE, ints, shape_of, window_of
 from qfold.dialects.element_types import bit_width, numpy_dtype
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.ir.builder import element_type
@@ -264,7 +264,9 @@ class _Emitter:
             new = self._generic(op, y)
         else:
             new = self._contraction(op, y)
-        new.attributes.update(op.attributes)
+        # Kernels that differ in nothing else are one.
+        kept = {k: v for k, v in op.attributes.items() if k != ACCUMULATOR_RANGE}
+        new.attributes.update(kept)
         self._insert(new)
 
     def _filled(self, op: linalg.FillOp) -> list[Buffer]:
@@ -319,7 +321,15 @@ class _Emitter:
                 dilations=dilations,
                 groups=groups,
             )
-        assert isinstance(op, qmm.MatmulOp | qmm.DequantMatmulOp | qmm.ConvOp | qmm.DequantConvOp)
+        assert isinstance(
+            op,
+            qmm.MatmulOp
+            | qmm.DequantMatmulOp
+            | qmm.QuantMatmulOp
+            | qmm.ConvOp
+            | qmm.DequantConvOp
+            | qmm.QuantConvOp,
+        )
         epilogue: dict[str, Any] = {
             "epilogue_operands": [self._memref(v) for v in op.epilogue_operands],
             "epilogue_maps": op.maps,
@@ -366,6 +376,26 @@ class _Emitter:
                     **_window(op),
                     **epilogue,
                 )
+            case qmm.QuantMatmulOp():
+                return qkernel.QuantMatmulOp(
+                    self._memref(op.a),
+                    self._memref(op.b),
+                    y,
+                    a_zero_point=self._optional(op.a_zero_point),
+                    b_zero_point=self._optional(op.b_zero_point),
+                    transpose_b=op.transpose_b is not None,
+                    **epilogue,
+                )
+            case qmm.QuantConvOp():
+                return qkernel.QuantConvOp(
+                    self._memref(op.x),
+                    self._memref(op.w),
+                    y,
+                    x_zero_point=self._optional(op.x_zero_point),
+                    w_zero_point=self._optional(op.w_zero_point),
+                    **_window(op),
+                    **epilogue,
+                )
 
     def _parameters(self, quant: QuantAttr) -> tuple[SSAValue, SSAValue | None]:
         """(scale, zero point) as constants; no zero point when all are 0."""
@@ -377,6 +407,6 @@ class _Emitter:
         return scale, self._constant(WeightAttr.from_array(zeros, type_))
 
 
-def _window(op: qmm.ConvOp | qmm.DequantConvOp) -> dict[str, Any]:
+def _window(op: qmm.ConvOp | qmm.DequantConvOp | qmm.QuantConvOp) -> dict[str, Any]:
     groups, strides, pads, dilations = window_of(op)
     return {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}

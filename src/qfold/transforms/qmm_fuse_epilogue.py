@@ -11,7 +11,6 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     ModuleOp,
     UnrealizedConversionCastOp,
-    f32,
 )
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
@@ -167,7 +166,7 @@ def fuse(op: EpilogueOperation) -> EpilogueOperation | None:
         if loops is None or not _keeps_order(indexing_maps(generic)[-1], loops, shape):
             return None
 
-    block = Block(arg_types=[f32]) if op.epilogue_block is None else None
+    block = Block(arg_types=[op.ACCUMULATOR]) if op.epilogue_block is None else None
     if op.epilogue_block is not None:
         region = Region()
         assert op.epilogue is not None

@@ -1,4 +1,4 @@
-"""`qmm-lower-quantization`: quantise, dequantise, row sums and table look-ups become `linalg.generic`."""
+"""`qmm-lower-quantization`: quantise, dequantise, requantise, row sums and table look-ups become `linalg.generic`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 from xdsl.context import Context
-from xdsl.dialects import arith, math, tensor
+from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, ModuleOp, f32
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
@@ -20,7 +20,6 @@ from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import (
     i32,
-    integer_range,
     is_unsigned,
 )
 from qfold.dialects.qmm import QuantAttr
@@ -28,6 +27,12 @@ from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.generics import function_blocks, local_rewriter
 from qfold.ir.locations import replace_op
 from qfold.ir.quantized import constant_quant, uniform
+from qfold.transforms.quantization_scalars import dequantized, quantized, widened
+from qfold.transforms.requantization_generics import (
+    dynamic_parameters,
+    lower_requantize,
+    lower_requantize_shift,
+)
 
 
 @dataclass(frozen=True)
@@ -107,23 +112,6 @@ def _constant(
     return _Parameter(None, builder.constant(values, type_), map_)
 
 
-def widened(b: ScalarBuilder, value: SSAValue, storage: IntegerType) -> SSAValue:
-    """A signless element of a storage type as i32."""
-    if storage.width.data == 32:
-        return value
-    return b(arith.ExtUIOp if is_unsigned(storage) else arith.ExtSIOp, value, i32)
-
-
-def dequantized(
-    b: ScalarBuilder, q: SSAValue, storage: IntegerType, scale: SSAValue, zero: SSAValue | None
-) -> SSAValue:
-    """`scale * (q - zero)`, the difference in i32."""
-    wide = widened(b, q, storage)
-    if zero is not None:
-        wide = b(arith.SubiOp, wide, zero)
-    return b(arith.MulfOp, b(arith.SIToFPOp, wide, f32), scale)
-
-
 def lower_dequantize(op: qmm.DequantizeOp, builder: TensorBuilder) -> SSAValue:
     """`scale * (q - zero_point)`, element by element: of a constant too, which stays integers in memory."""
     parameters = _Parameters(builder, op)
@@ -139,34 +127,17 @@ def lower_dequantize(op: qmm.DequantizeOp, builder: TensorBuilder) -> SSAValue:
 
 
 def lower_quantize(op: qmm.QuantizeOp, builder: TensorBuilder) -> SSAValue:
-    """`saturate(roundeven(x / scale) + zero_point)`, clamped as a float so that the conversion is exact; NaN: the zero point."""
+    """`saturate(roundeven(x / scale) + zero_point)`, element by element."""
     parameters = _Parameters(builder, op)
     storage = parameters.storage
     shape = shape_of(op.x)
     rank = len(shape)
-    low, high = integer_range(storage)
-    signless = IntegerType(storage.width.data)
-
-    def body(b: ScalarBuilder, e: Sequence[SSAValue], _: SSAValue) -> SSAValue:
-        x = e[0]
-        scale, zero = parameters.scalars(b, e[1:])
-        q = b(math.RoundEvenOp, b(arith.DivfOp, x, scale))
-        at_nan = b.constant(0.0, f32)
-        if zero is not None:
-            at_nan = b(arith.SIToFPOp, zero, f32)
-            q = b(arith.AddfOp, q, at_nan)
-        q = b(arith.MaximumfOp, q, b.constant(low, f32))
-        q = b(arith.MinimumfOp, q, b.constant(high, f32))
-        is_nan = b(arith.CmpfOp, q, q, "uno")
-        q = b(arith.SelectOp, is_nan, at_nan, q)
-        return b(arith.FPToUIOp if is_unsigned(storage) else arith.FPToSIOp, q, signless)
-
     return builder.generic(
         [(op.x, AffineMap.identity(rank)), *parameters.inputs()],
         builder.empty(shape, storage),
         AffineMap.identity(rank),
         ["parallel"] * rank,
-        body,
+        lambda b, e, _: quantized(b, e[0], storage, *parameters.scalars(b, e[1:])),
     )
 
 
@@ -258,6 +229,24 @@ def lower_gather(op: qmm.DequantGatherOp, builder: TensorBuilder) -> SSAValue:
     )
 
 
+def lower_dynamic_quantize(op: qmm.DynamicQuantizeOp, builder: TensorBuilder) -> None:
+    """Scale and zero point from the range of the data, then a quantisation by them."""
+    scale, zero = dynamic_parameters(op, builder)
+    storage = cast(IntegerType, element_type(op.result))
+    quantize = qmm.QuantizeOp(
+        op.x,
+        None,
+        storage=storage,
+        runtime_scale=scale,
+        # Signed ones are symmetric.
+        runtime_zero_point=zero if is_unsigned(storage) else None,
+    )
+    quantize.attributes |= op.attributes
+    builder.insert(quantize)
+    replace_op(local_rewriter(op), op, [], [quantize.result, scale, zero])
+    lower(quantize)
+
+
 def lower(op: Operation) -> bool:
     """Replace `op` when it is one that this pass lowers; whether it was."""
     builder = TensorBuilder(InsertPoint.before(op), op.location)
@@ -270,6 +259,13 @@ def lower(op: Operation) -> bool:
             result = lower_row_sum(op, builder)
         case qmm.DequantGatherOp():
             result = lower_gather(op, builder)
+        case qmm.RequantizeOp():
+            result = lower_requantize(op, builder)
+        case qmm.RequantizeShiftOp():
+            result = lower_requantize_shift(op, builder)
+        case qmm.DynamicQuantizeOp():
+            lower_dynamic_quantize(op, builder)
+            return True
         case _:
             return False
     generic = result.owner
@@ -281,7 +277,7 @@ def lower(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class QmmLowerQuantizationPass(ModulePass):
-    """Lower `qmm.quantize`, `qmm.dequantize`, `qmm.row_sum` and `qmm.dequant_gather` to `linalg.generic`.
+    """Lower what quantises, dequantises or requantises, `qmm.row_sum` and `qmm.dequant_gather` to `linalg.generic`.
 
     Scales and zero points that differ become constant operands, others numbers in the body. Constant integers are read as
     integers: nothing is widened ahead of time. `qmm.window_sum` stays, as the kernels have it.

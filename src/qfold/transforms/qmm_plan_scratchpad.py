@@ -28,6 +28,7 @@ from qfold.ir.locations import describe_location
 from qfold.targets import Target
 from qfold.transforms.qmm_outline_kernels import functions, is_staged, main_function
 from qfold.transforms.scratchpad_plan import ScratchpadPlan, plan_scratchpad
+from qfold.transforms.staging import aligned
 from qfold.transforms.target_option import target_option
 
 
@@ -61,7 +62,7 @@ def plan_scratchpads(module: ModuleOp, target: Target) -> None:
         return
     for function, planned in plans.values():
         _check_size(function, planned, target)
-    size = max(planned.plan.size for _, planned in plans.values())
+    size = aligned(max(planned.plan.size for _, planned in plans.values()))
     type_ = MemRefType(i8, [size], memory_space=IntegerAttr(space, i64))
     for function, planned in plans.values():
         arena = _add_argument(function, type_)

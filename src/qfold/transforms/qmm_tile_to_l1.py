@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from qfold.dialects import qkernel
+from qfold.ir.locations import fuse_locations
 from qfold.targets import Target
 from qfold.transforms.conv_rows import ConvRowStaging
 from qfold.transforms.conv_tiling import Convolution, conv_work
@@ -24,6 +25,9 @@ from qfold.transforms.row_sum_tiling import row_sum_staging
 from qfold.transforms.scratchpad_plan import plan_scratchpad
 from qfold.transforms.staging import Leafs, Stage
 from qfold.transforms.target_option import target_option
+
+REASON = "qmm.reason"
+"""The attribute of a function that was not staged: why, for the report."""
 
 
 class Staging(Protocol):
@@ -72,6 +76,34 @@ def tile_to_l1(module: ModuleOp, target: Target) -> None:
         _stage(function, scratch, target, leafs)
         _drop_unused(function, scratch, callers)
     leafs.fuse_locations()
+    _share_equal(private, calls)
+
+
+def _share_equal(
+    dispatches: Sequence[func.FuncOp], calls: Mapping[str, Sequence[func.CallOp]]
+) -> None:
+    """Have staged dispatches that call the same leaf functions in the same way be one function."""
+    known: dict[tuple[str, ...], list[func.FuncOp]] = {}
+    for function in dispatches:
+        callees = tuple(
+            op.callee.string_value() for op in function.walk() if isinstance(op, func.CallOp)
+        )
+        if not callees:
+            continue
+        name = function.sym_name
+        for other in known.setdefault(callees, []):
+            function.properties["sym_name"] = other.sym_name
+            block = other.parent
+            assert block is not None
+            if function.is_structurally_equivalent(other, {block: block}):
+                other.location = fuse_locations([other.location, function.location])
+                for call in calls.get(name.data, []):
+                    call.properties["callee"] = SymbolRefAttr(other.sym_name)
+                Rewriter.erase_op(function)
+                break
+            function.properties["sym_name"] = name
+        else:
+            known[callees].append(function)
 
 
 def _scratch(function: func.FuncOp, callers: Sequence[func.CallOp]) -> Iterator[int]:
@@ -102,12 +134,16 @@ def _stage(function: func.FuncOp, scratch: Sequence[int], target: Target, leafs:
     assert space is not None
     location = function.location
     tried = ((s, c) for s in stagings for c in s.choices(Stage(function, space, location)))
+    reason = (
+        "no tiles that fit save more than bringing them costs" if stagings else "no tiling known"
+    )
     for staging, choice in tried:
         stage = Stage(function, space, location)
         staging.write(stage, choice)
         body = stage.finish()
         if plan_scratchpad(body, space).plan.size > target.scratchpad_bytes:
-            continue  # it would fit but for the gaps between buffers
+            reason = "its tiles would fit but for the gaps between them"
+            continue
         for call, leaf in stage.calls:
             known = leafs.add(leaf)
             call.properties["callee"] = SymbolRefAttr(known.sym_name)
@@ -118,6 +154,7 @@ def _stage(function: func.FuncOp, scratch: Sequence[int], target: Target, leafs:
         function.add_region(region)
         old.drop_all_references()
         return
+    function.attributes[REASON] = StringAttr(reason)
 
 
 def _stagings(function: func.FuncOp, scratch: Set[SSAValue], target: Target) -> Sequence[Staging]:

@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import (
     UnknownLoc,
     i64,
 )
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
 from qfold.dialects import pulp
 from qfold.dialects.element_types import bit_width, byte_size
@@ -223,7 +223,8 @@ class Stage:
 
     def argument(self, old: SSAValue) -> SSAValue:
         """The parameter that takes the place of a parameter of the function as it was."""
-        return self._entry.args[cast("int", getattr(old, "index"))]  # noqa: B009
+        assert isinstance(old, BlockArgument)
+        return self._entry.args[old.index]
 
     def insert(self, op: OpT) -> OpT:
         for inner in op.walk():

@@ -12,6 +12,10 @@ DMA_ROW = 4
 """For each further row of a transfer that is not one run of bytes."""
 CALL = 100
 """Of a leaf function: the call, finding the share, and the barrier."""
+PANEL_STEP = 16
+"""To pack one row of a panel: four weights, load, subtract, convert and store each."""
+PANEL_CALL = 35
+"""Of the function that packs a panel."""
 LOAD = 2
 """At least what a core does per element that a loop nest loads or stores."""
 L2_ACCESS = 14

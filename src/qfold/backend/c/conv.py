@@ -35,13 +35,19 @@ def print_conv(
     op: qkernel.ConvOp | qkernel.DequantConvOp,
     buffers: Buffers,
     split: Split | None = None,
+    *,
+    shared_registers: bool = False,
 ) -> None:
-    """The body of `qkernel.conv` and `qkernel.dequant_conv`; with a `split` of the dimensions of y, this core's share."""
+    """The body of `qkernel.conv` and `qkernel.dequant_conv`; with a `split` of the dimensions of y, this core's share.
+
+    `shared_registers`: as for `print_plain_window`.
+    """
     problem, flat = _conv_problem(op, buffers)
     if 0 in buffers[op.y].shape:
         return
     if split is not None:
-        print_plain_window(out, problem, _parts(split, buffers[op.y], flat=flat))
+        parts = _parts(split, buffers[op.y], flat=flat)
+        print_plain_window(out, problem, parts, shared_registers=shared_registers)
         return
     w = problem.window
     many = w.rows.kernel * w.columns.kernel > 1 and w.outputs >= _MANY_CHANNELS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.dialects.linalg.attrs import IteratorType
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from qfold.backend.c.program import Kernel
 from qfold.backend.c.signature import compute_ops, parameters
@@ -49,6 +49,13 @@ def _formula(op: Operation) -> str:
             w = "w[n, k]" if op.transpose_b is not None else "w[k, n]"
             per = " per block of K" if op.block is not None else ""
             return f"y[m, n] = {_dequantized(op, f'a[m, k] * {w}', 'row_sum')}{per}{suffix}"
+        case qkernel.QuantMatmulOp():
+            w = "b[n, k]" if op.transpose_b is not None else "b[k, n]"
+            a = _difference("a[m, k]", op.a_zero_point)
+            return f"y[m, n] = sum over k of {a} * {_difference(w, op.b_zero_point)} in 32 bits{suffix}"
+        case qkernel.QuantConvOp():
+            x, w = _difference("x", op.x_zero_point), _difference("w", op.w_zero_point)
+            return f"y = sum of {x} * {w} over each window in 32 bits{suffix}"
         case qkernel.DequantConvOp():
             return f"y = {_dequantized(op, 'x * w', 'window_sum')} over each window{suffix}"
         case qkernel.ConvOp():
@@ -77,6 +84,10 @@ def _formula(op: Operation) -> str:
             return "y = one value"
         case _:
             return "y = x"
+
+
+def _difference(element: str, zero_point: SSAValue | None) -> str:
+    return element if zero_point is None else f"({element} - zero_point)"
 
 
 def _dequantized(

@@ -58,6 +58,10 @@ def print_dispatches(program: Program) -> str:
     )
     out.lines(['#include "dispatches.h"', ""])
     out.lines(['#include "kernels.h"', '#include "network_buffers.h"', '#include "qfold_rt.h"'])
+    out.lines(["", "#if defined(__GNUC__) && !defined(__clang__)"])
+    out.comment("GCC would make equal functions one: what runs is what the manifest names.")
+    out.lines(f"{signature(kernel)} __attribute__((no_icf));" for kernel in program.staged)
+    out.line("#endif")
     _print_trace(out, program)
     for kernel in program.staged:
         out.line()

@@ -19,12 +19,15 @@ from qfold.backend.c.loops import print_copy, print_fill, print_generic
 from qfold.backend.c.matmul import print_dequant_matmul, print_matmul
 from qfold.backend.c.packed import print_pack, print_packed_matmul, print_row_sum
 from qfold.backend.c.program import Kernel, NotLevel3, Program
+from qfold.backend.c.quant_conv import print_quant_conv
+from qfold.backend.c.quant_matmul import print_quant_matmul
 from qfold.backend.c.share import SPLIT, BadSplit, Split
 from qfold.backend.c.signature import compute_ops, joined_nests, parameters, signature
 from qfold.backend.c.text import Writer
 from qfold.dialects import qkernel
 from qfold.ir.locations import describe_location
 from qfold.ir.shared_loops import starts
+from qfold.targets import target_named
 
 if TYPE_CHECKING:
     from qfold.backend.riscv import GeneratedKernel
@@ -53,6 +56,7 @@ def _print_op(
     buffers: Mapping[SSAValue, Buffer],
     fill: linalg.FillOp | None,
     split: Split | None,
+    shared_registers: bool,
 ) -> None:
     """What the kernel named in the table prints for `op`; of a `split` one, a core's share.
 
@@ -69,9 +73,13 @@ def _print_op(
         case "c.dequant_matmul", qkernel.DequantMatmulOp():
             print_dequant_matmul(out, op, buffers, split)
         case "c.conv", qkernel.ConvOp():
-            print_conv(out, op, buffers, split)
+            print_conv(out, op, buffers, split, shared_registers=shared_registers)
         case "c.dequant_conv", qkernel.DequantConvOp():
-            print_conv(out, op, buffers, split)
+            print_conv(out, op, buffers, split, shared_registers=shared_registers)
+        case "c.quant_matmul", qkernel.QuantMatmulOp():
+            print_quant_matmul(out, op, buffers, split)
+        case "c.quant_conv", qkernel.QuantConvOp():
+            print_quant_conv(out, op, buffers, split)
         case "c.window_sum", qkernel.WindowSumOp():
             print_window_sum(out, op, buffers, split)
         case "c.pack", qkernel.PackOp() if split is not None:
@@ -99,11 +107,13 @@ def print_kernel(
     nodes: tuple[str, ...],
     *,
     cluster: bool = False,
+    shared_registers: bool = False,
     generated: GeneratedKernel | None = None,
 ) -> None:
     """The definition of one kernel function, with its comment; of a `generated` one the driver, which calls assembly.
 
     On a `cluster` each core does its share, as `qmm.split` says; `NotLevel3` where it says nothing that the kernel can do.
+    `shared_registers`: whether its cores keep floats and integers in the same 32 registers.
     """
     found = parameters(kernel)
     buffers: dict[SSAValue, Buffer] = {
@@ -118,7 +128,8 @@ def print_kernel(
             if generated is not None:
                 body.lines(generated.driver)
             else:
-                _print_ops(body, kernel, buffers, _split_of(kernel) if cluster else None)
+                split = _split_of(kernel) if cluster else None
+                _print_ops(body, kernel, buffers, split, shared_registers)
         except BadSplit as e:
             raise NotLevel3(f"{describe_location(kernel.op)}: {e}") from None
         text = body.text()
@@ -136,7 +147,11 @@ def _split_of(kernel: Kernel) -> Split:
 
 
 def _print_ops(
-    out: Writer, kernel: Kernel, buffers: Mapping[SSAValue, Buffer], split: Split | None
+    out: Writer,
+    kernel: Kernel,
+    buffers: Mapping[SSAValue, Buffer],
+    split: Split | None,
+    shared_registers: bool,
 ) -> None:
     """The statements of a kernel function."""
     function = kernel.function
@@ -157,7 +172,7 @@ def _print_ops(
         part = split
         if isinstance(op, linalg.FillOp) and split is not None and len(ops) > 1:
             part = _of_fill(split, buffers[op.outputs[0]].shape)
-        _print_op(out, kernel.kernel, op, buffers, fill, part)
+        _print_op(out, kernel.kernel, op, buffers, fill, part, shared_registers)
         fill = None
         done.append(op)
 
@@ -210,6 +225,8 @@ def _sum_helper(n: int) -> str:
 def print_source(program: Program, generated: Generated | None = None) -> str:
     """`kernels.c`; `generated` are the kernels in assembly."""
     kernels = Writer()
+    isa = target_named(program.target).isa
+    shared_registers = isa is not None and isa.float_registers == "x"
     for kernel in program.kernels:
         kernels.line()
         print_kernel(
@@ -217,6 +234,7 @@ def print_source(program: Program, generated: Generated | None = None) -> str:
             kernel,
             program.nodes_of[kernel.symbol],
             cluster=program.is_cluster,
+            shared_registers=shared_registers,
             generated=(generated or {}).get(kernel.symbol),
         )
     text = kernels.text()

@@ -205,7 +205,8 @@ class GenericPrinter:
         self._fill = fill
         self._buffers = buffers
         self._block = op.body.block
-        self._lanes_held = _LANES if ranges is None else _SCALAR_LANES
+        self._on_cluster = ranges is not None
+        self._lanes_held = _SCALAR_LANES if self._on_cluster else _LANES
         extents = loop_extents(op)
         kinds = [i.data for i in op.iterator_types]
         indexed = _indexed(self._block)
@@ -260,7 +261,9 @@ class GenericPrinter:
         names = replaced or {}
         indices = [names.get(x, x) for x in self._names]
         captured = {v: b for v, b in self._buffers.items()}
-        printer = ScalarPrinter(self._out, indices=indices, captured=captured)
+        printer = ScalarPrinter(
+            self._out, indices=indices, captured=captured, divisors=self._divisors()
+        )
         arguments: list[str] = []
         assert self._block.last_op is not None
         needed = printer.needed(self._block, self._block.last_op.operands[0])
@@ -275,6 +278,17 @@ class GenericPrinter:
                 text = name
             arguments.append(text)
         return printer.print(self._block, [*arguments, accumulator])
+
+    def _divisors(self) -> list[SSAValue]:
+        """Elements that the innermost loop does not change, where dividing by them is worth a reciprocal: cores of a cluster
+        share a divider, and a division keeps it for many cycles."""
+        if not self._on_cluster or not self._loops or self._loops[-1].extent < _SCALAR_LANES:
+            return []
+        name = self._loops[-1].name
+        operands = zip(self._block.args[:-1], self._operands[:-1], strict=True)
+        return [
+            a for a, x in operands if isinstance(x.buffer, Variable) or x.coefficient(name) == 0
+        ]
 
     def _reduce(self, reductions: Sequence[_Loop]) -> None:
         """Reduction loops innermost, the accumulator in a variable (or in lanes)."""

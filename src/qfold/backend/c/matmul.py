@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import ClassVar
 
 from qfold.backend.c.contraction import Buffers
 from qfold.backend.c.layout import Linear
@@ -76,8 +77,13 @@ def _print(out: Writer, p: MatmulProblem) -> None:
             _Columns(out, p).print()
 
 
-class _Form(ABC):
-    """The frame of both forms: column tile, held rows, quantisation blocks, chunks of K, then the rest."""
+class TiledForm(ABC):
+    """The frame of all forms: column tile, held rows, quantisation blocks, chunks of K, then the rest."""
+
+    SUM: ClassVar[str] = "float"
+    """The C type that is summed up in."""
+    ACCUMULATOR: ClassVar[str] = "float"
+    """What the epilogue takes."""
 
     @property
     def depth(self) -> int:
@@ -98,9 +104,9 @@ class _Form(ABC):
         """Columns n0 .. n0 + width - 1 of the rows m0 .. m0 + rows - 1, at most `held` of them."""
         out, p = self.out, self.p
         raw = "part" if self.blockwise else "sum"
-        zero = "{{0.0f}}"
+        zero = "{{0.0f}}" if self.SUM == "float" else "{{0}}"
         padded = self.padded(width)
-        out.line(f"float sum[{held}][{padded}] = {zero};")
+        out.line(f"{self.SUM} sum[{held}][{padded}] = {zero};")
         with ExitStack() as stack:
             if self.blockwise:
                 stack.enter_context(out.loop("kb", p.blocks))
@@ -143,14 +149,19 @@ class _Form(ABC):
             value = "sum[m][c]"
             if not self.blockwise:
                 value = self.scaled(value, n0, held)
-            out.line(f"const float acc = {value};")
+            out.line(f"const {self.ACCUMULATOR} acc = {value};")
             names = {"m": self.row("m", held), "n": self.plus(n0, "c")}
+            self.locate(n0)
             linear = [self.at(x, **names) for x in p.targets if isinstance(x, Linear)]
             if len(linear) == len(p.targets):
                 p.epilogue.print(out, "acc", linear)
             else:
                 dims = [self.at(x, **names) for x in p.dims]
                 p.epilogue.print(out, "acc", p.epilogue.positions(dims))
+
+    def locate(self, n0: str) -> None:
+        """Write what else than m and n the positions of outputs are made of, for column n0 + c: nothing."""
+        return
 
     def scaled(self, raw: str, n0: str, held: int) -> str:
         names = {"n": self.plus(n0, "c"), "m": self.row("m", held)}
@@ -222,7 +233,7 @@ class _Form(ABC):
         """Add this chunk of K to `raw[m][c]`."""
 
 
-class _Columns(_Form):
+class _Columns(TiledForm):
     @property
     def depth(self) -> int:
         turned = self.p.w.coefficient("k") == 1 and self.p.weight.scale is not None
@@ -281,7 +292,7 @@ class _Columns(_Form):
         return f"{base} + {r}" if r else base
 
 
-class _Dots(_Form):
+class _Dots(TiledForm):
     def print(self) -> None:
         self.column_tiles(_DOT_COLUMNS)
 

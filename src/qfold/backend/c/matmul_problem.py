@@ -107,13 +107,40 @@ def dequant_matmul_problem(
     )
 
 
+def quant_matmul_problem(
+    op: qkernel.QuantMatmulOp, buffers: Buffers, split: Split | None = None
+) -> MatmulProblem:
+    """Of `qkernel.quant_matmul`. `sums` is where the zero point of a row is, when each has its own; `parameters`, of a column."""
+    a, b = buffers[op.a], buffers[op.b]
+    outer = [
+        Linear() if n == 1 else variable(f"b{d}") for d, n in enumerate(buffers[op.y].shape[:-2])
+    ]
+    m, n, k = variable("m"), variable("n"), variable("k")
+    b_last = (n, k) if op.transpose_b is not None else (k, n)
+    zero = None if op.a_zero_point is None else buffers[op.a_zero_point]
+    rows = [*_batch(outer, len(a.shape)), m]
+    return _problem(
+        op,
+        a=a.at([*rows, k]),
+        w=b.at([*_batch(outer, len(b.shape)), *b_last]),
+        k=a.shape[-1],
+        block=None,
+        sums=zero.at(rows) if zero is not None and zero.shape else None,
+        parameters=(n,),
+        weight=Weight(b),
+        dims=[*outer, m, n],
+        buffers=buffers,
+        split=split,
+    )
+
+
 def _batch(outer: Sequence[Linear], rank: int) -> Sequence[Linear]:
     """The batch indices of an operand of `rank`: the last ones of the output's."""
     return outer[len(outer) - (rank - 2) :]
 
 
 def _problem(
-    op: qkernel.MatmulOp | qkernel.DequantMatmulOp,
+    op: qkernel.MatmulOp | qkernel.DequantMatmulOp | qkernel.QuantMatmulOp,
     *,
     a: Linear,
     w: Linear,

@@ -70,10 +70,11 @@ def sums(rows: int, columns: int) -> list[list[str]]:
     return [[f"s{r}{c}" for c in range(columns)] for r in range(rows)]
 
 
-def declare(out: Writer, names: Sequence[Sequence[str]]) -> None:
+def declare(out: Writer, names: Sequence[Sequence[str]], type_: str = "float") -> None:
     """The accumulators, zero."""
+    zero = "0.0f" if type_ == "float" else "0"
     for row in names:
-        out.line("float " + ", ".join(f"{n} = 0.0f" for n in row) + ";")
+        out.line(f"{type_} " + ", ".join(f"{n} = {zero}" for n in row) + ";")
 
 
 Place = tuple[str | None, str | None]
@@ -92,14 +93,14 @@ def over_block(out: Writer, height: int, width: int, row: str, column: str) -> G
 
 @contextmanager
 def outputs(
-    out: Writer, names: Sequence[Sequence[str]], row: str, column: str
+    out: Writer, names: Sequence[Sequence[str]], row: str, column: str, type_: str = "float"
 ) -> Generator[tuple[str, Place]]:
     """`over_block` with the accumulators `names`: (the sum, where it is)."""
     height, width = len(names), len(names[0])
     if height * width == 1:
         yield names[0][0], (None, None)
         return
-    out.line(f"const float sum[{height}][{width}] = {as_table(names)};")
+    out.line(f"const {type_} sum[{height}][{width}] = {as_table(names)};")
     with over_block(out, height, width, row, column) as place:
         yield f"sum{subscript(place)}", place
 
@@ -110,5 +111,5 @@ def subscript(place: Place) -> str:
 
 
 def as_table(names: Sequence[Sequence[str]]) -> str:
-    """The accumulators as the initialiser of `float sum[rows][columns]`, for a loop over a finished block."""
+    """The accumulators as the initialiser of `sum[rows][columns]`, for a loop over a finished block."""
     return "{" + ", ".join("{" + ", ".join(row) + "}" for row in names) + "}"

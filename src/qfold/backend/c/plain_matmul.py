@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import ClassVar
 
 from qfold.backend.c.contraction import Buffers
 from qfold.backend.c.layout import Linear
@@ -56,6 +57,11 @@ def print_plain_matmul(
 class BlockPrinter:
     """Prints a matmul by blocks of `rows` x `columns` outputs."""
 
+    SUM: ClassVar[str] = "float"
+    """The C type that is summed up in."""
+    ACCUMULATOR: ClassVar[str] = "float"
+    """What the epilogue takes."""
+
     def __init__(self, out: Writer, p: MatmulProblem):
         self.out = out
         self.p = p
@@ -94,15 +100,15 @@ class BlockPrinter:
                 self._store(f"sum{subscript(place)}", place)
             return
         names = sums(height, width)
-        declare(out, names)
-        self._accumulate(height, width, "0", str(p.k))
-        with outputs(out, names, "r", "c") as (total, place):
-            self._store(self._scaled(total, "0", place), place)
+        declare(out, names, self.SUM)
+        self.accumulate(height, width, "0", str(p.k))
+        with outputs(out, names, "r", "c", self.SUM) as (total, place):
+            self._store(self.scaled(total, "0", place), place)
 
     def _store(self, value: str, place: Place) -> None:
         """A finished sum through the epilogue to y."""
         out, p = self.out, self.p
-        out.line(f"const float acc = {value};")
+        out.line(f"const {self.ACCUMULATOR} acc = {value};")
         linear = [self._at_output(x, place) for x in p.targets if isinstance(x, Linear)]
         if len(linear) != len(p.targets):
             dims = [self._at_output(x, place) for x in p.dims]
@@ -122,14 +128,14 @@ class BlockPrinter:
                 last = f"{last} < {p.k} ? {last} : {p.k}"
             out.line(f"const ptrdiff_t last = {last};")
             declare(out, names)
-            self._accumulate(height, width, "first", "last")
+            self.accumulate(height, width, "first", "last")
             with out.block(""):
                 out.line(f"const float partial[{height}][{width}] = {as_table(names)};")
                 with over_block(out, height, width, "r", "c") as place:
                     at = subscript(place)
-                    out.line(f"sum{at} += {self._scaled(f'partial{at}', 'kb', place)};")
+                    out.line(f"sum{at} += {self.scaled(f'partial{at}', 'kb', place)};")
 
-    def _accumulate(self, height: int, width: int, first: str, last: str) -> None:
+    def accumulate(self, height: int, width: int, first: str, last: str) -> None:
         """Add the products of elements `first` to `last` of K."""
         out, p = self.out, self.p
         block = "kb" if p.blocks > 1 else "0"
@@ -152,7 +158,7 @@ class BlockPrinter:
         """Where scale and zero point of column n are."""
         return [x.renamed({"kb": block}) for x in self.p.parameters]
 
-    def _scaled(self, raw: str, block: str, place: Place) -> str:
+    def scaled(self, raw: str, block: str, place: Place) -> str:
         """A sum times its scale, the zero point corrected."""
         p = self.p
         at_sum = None if p.sums is None else self._at_output(p.sums.renamed({"kb": block}), place)

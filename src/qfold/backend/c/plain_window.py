@@ -9,38 +9,53 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from qfold.backend.c.contraction import Epilogue
+from qfold.backend.c.contraction import Epilogue, Weight
 from qfold.backend.c.layout import Buffer, Linear
 from qfold.backend.c.plain import Place, declare, inside, moved, outputs, sums
 from qfold.backend.c.share import Range, Split, shares
 from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Axis, Windowed
 
-_CHANNELS = 4
-_PIXELS = 3
-_PIXELS_OF_FEW = 4
-"""Most pixels of a block of less than three channels."""
+_PIXELS = {4: 4, 3: 4, 2: 7, 1: 7}
+"""Channels of a block -> most pixels, where floats have 32 registers of their own."""
+_PIXELS_OF_SHARED = {4: 3, 3: 4, 2: 5, 1: 7}
+"""The same where addresses and counters are in these registers too. Measured with clang on RV32 with F and with Zfinx."""
 _EDGES = 4
 """Most outputs of a row whose windows are not all inside that get code of their own."""
 
 
-def print_plain_window(out: Writer, problem: Windowed, parts: tuple[int, int, int, int]) -> None:
-    """The nest of a convolution or window sum; `parts` of images, output channels (of all groups), rows and columns."""
-    _Printer(out, problem, parts).print()
+def print_plain_window(
+    out: Writer,
+    problem: Windowed,
+    parts: tuple[int, int, int, int],
+    *,
+    shared_registers: bool = False,
+) -> None:
+    """The nest of a convolution or window sum; `parts` of images, output channels (of all groups), rows and columns.
+
+    `shared_registers`: of floats and integers, as with Zfinx.
+    """
+    _Printer(out, problem, parts, shared_registers).print()
 
 
 class _Printer:
-    def __init__(self, out: Writer, problem: Windowed, parts: tuple[int, int, int, int]):
+    def __init__(
+        self, out: Writer, problem: Windowed, parts: tuple[int, int, int, int], shared: bool
+    ):
         self.out = out
         self.problem = problem
         self.window = w = problem.window
         self.parts = parts
-        # No block so large that a core would go without.
-        per_core = max(1, w.groups * w.outputs // parts[1])
-        self.channels = min(_CHANNELS, w.outputs, per_core)
         first, end = _interior(w.columns)
         self.interior = (first, end)
-        self.pixels = _block_of(self.channels, -(-(end - first) // parts[3]))
+        self.channels, self.pixels = _block_of(
+            w.outputs,
+            -(-(end - first) // parts[3]),
+            # No block so large that a core would go without.
+            max(1, w.groups * w.outputs // parts[1]),
+            _conversion(problem.weight),
+            shared,
+        )
         extents = {"n": w.images, "g": w.groups, "c": w.channels, "oy": w.rows.output}
         extents |= {"ky": w.rows.kernel, "kx": w.columns.kernel}
         rows = w.rows
@@ -262,17 +277,40 @@ class _Printer:
         return moved(x, {"ox": self._ox}).renamed({"ox": None})
 
 
-def _block_of(channels: int, pixels: int) -> int:
-    """How many pixels a block has, for rows of so many pixels: what takes the least instructions for each tap of the kernel.
+def _conversion(weight: Weight | None) -> int:
+    """Instructions from a weight in memory to a float: a load, a conversion, a subtraction of the zero point."""
+    if weight is None:
+        return 0
+    subtracts = weight.zero_point is not None and weight.sums is None
+    return 1 + (weight.scale is not None) + subtracts
 
-    A block loads and converts a weight per channel, loads an element per pixel, and multiplies each with each; a loop costs two.
+
+def _block_of(
+    outputs: int, pixels: int, channels_per_core: int, conversion: int, shared: bool
+) -> tuple[int, int]:
+    """(channels, pixels) of a block, for `outputs` channels of rows of so many pixels: what takes the least instructions per tap.
+
+    A block takes `conversion` per channel, a load per pixel, a multiplication for each pair, and two for the loop.
     """
 
-    def cost(width: int) -> int:
-        return 2 * channels + width + channels * width + 2 if width else 0
+    def cost(channels: int, width: int) -> int:
+        size = conversion * channels + width + channels * width + 2
+        return size if channels and width else 0
 
-    most = min(_PIXELS if channels > 2 else _PIXELS_OF_FEW, max(1, pixels))
-    return min(range(most, 0, -1), key=lambda n: pixels // n * cost(n) + cost(pixels % n))
+    def total(block: tuple[int, int]) -> int:
+        channels, width = block
+        rows = ((outputs // channels, channels), (1, outputs % channels))
+        return sum(
+            times * (pixels // width * cost(c, width) + cost(c, pixels % width))
+            for times, c in rows
+        )
+
+    table = _PIXELS_OF_SHARED if shared else _PIXELS
+    # Subtracting a zero point too takes registers from the sums.
+    most = min(2 if shared and conversion > 2 else 4, outputs, channels_per_core)
+    pixels = max(1, pixels)
+    blocks = [(c, n) for c in range(most, 0, -1) for n in range(min(table[c], pixels), 0, -1)]
+    return min(blocks, key=total)
 
 
 def _interior(axis: Axis) -> tuple[int, int]:

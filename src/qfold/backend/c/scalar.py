@@ -7,7 +7,7 @@ A value with one reader is written where it is read, any other becomes a `const`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from xdsl.dialects import arith, math, memref
@@ -74,6 +74,7 @@ _MATH: dict[type[Operation], str] = {
 
 _MATH_F64: dict[type[Operation], str] = {
     math.AbsFOp: "qf_absd",
+    math.RoundEvenOp: "qf_roundevend",
     arith.MaximumfOp: "qf_maximumd",
     arith.MaxnumfOp: "qf_maxnumd",
     arith.MinimumfOp: "qf_minimumd",
@@ -168,6 +169,7 @@ class ScalarPrinter:
     """Prints one scalar region into `out`.
 
     `indices[d]` is the C variable (or `0`) of iteration dimension d; `captured` are the memrefs that `memref.load` reads.
+    A division by one of `divisors`, which the loop around does not change, goes by its reciprocal (`qf_div_by`: the same bits).
     """
 
     def __init__(
@@ -177,11 +179,13 @@ class ScalarPrinter:
         indices: Sequence[str] = (),
         captured: Mapping[SSAValue, Buffer] | None = None,
         prefix: str = "t",
+        divisors: Collection[SSAValue] = (),
     ):
         self._out = out
         self._indices = indices
         self._captured = captured or {}
         self._prefix = prefix
+        self._divisors = divisors
         self._texts: dict[SSAValue, str] = {}
         self._count = 0
 
@@ -366,6 +370,8 @@ class ScalarPrinter:
             return None
         target = op.results[0].type
         x = operands[0]
+        if isinstance(op, arith.DivfOp) and type_ == f32 and op.operands[1] in self._divisors:
+            return f"qf_div_by({x}, {operands[1]})"
         if kind in _FLOAT_INFIX:
             return f"{x} {_FLOAT_INFIX[kind]} {operands[1]}"
         if isinstance(op, arith.NegfOp):

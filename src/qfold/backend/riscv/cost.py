@@ -2,14 +2,16 @@
 multiply-accumulate.
 
 A block of R rows by C columns (a panel: 4) spends, per step of K, R * C multiply-adds and R + C loads; floats in a file of their
-own also cost the additions that move pointers. `FPU_SHARE` cores take turns at one FPU, so R * C multiply-adds take at least that
-many times R * C cycles: the larger of this and the instructions is what a step costs a core.
+own also cost the additions that move pointers. Cores that share an FPU (`Target.cores_per_fpu`) take turns at it, and it does one
+multiply-add per cycle: what they have together, or a core's own instructions, is what bounds it. Rows are divided over cores in
+whole blocks, so that smaller blocks may leave less to the busiest core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from qfold.backend.riscv.operands import Addressing, OffsetReader, PointersReader
 from qfold.backend.riscv.registers import FLOAT_POOL, INTEGER_POOL
@@ -17,8 +19,8 @@ from qfold.backend.riscv.schedule import schedule
 from qfold.dialects.qkernel import PANEL
 from qfold.targets import Isa
 
-FPU_SHARE = 2
-"""Cores per FPU: `pulp-open` has 4 FPUs for 8 cores."""
+NEGLIGIBLE = 0.05
+"""Differences between estimates that are not worth more loads."""
 
 MAX_ROWS = 4
 """More rows need more registers than either kind of core has, for a block that the FPU bounds anyway."""
@@ -37,13 +39,6 @@ class RegisterBlock:
     """0 where floats are in integer registers."""
     instructions: float
     """Per multiply-accumulate, in the inner loop."""
-    fpu_bound: float
-    """Cycles per multiply-accumulate if all cores use their FPU all the time."""
-
-    @property
-    def cycles(self) -> float:
-        """Per multiply-accumulate and core, without stalls."""
-        return max(self.instructions, self.fpu_bound)
 
     @property
     def fits(self) -> bool:
@@ -81,7 +76,6 @@ def block(isa: Isa, rows: int, columns: int, stride: int) -> RegisterBlock:
         integers + plan.registers if in_x else integers,
         0 if in_x else plan.registers,
         (products + loads + extra) / products,
-        FPU_SHARE,
     )
 
 
@@ -93,6 +87,37 @@ def candidates(isa: Isa, m: int, stride: int) -> Iterator[RegisterBlock]:
             yield found
 
 
-def ranked(isa: Isa, m: int, stride: int) -> list[RegisterBlock]:
-    """The candidates, from the fewest cycles per multiply-accumulate up; of equals, from the fewest instructions up."""
-    return sorted(candidates(isa, m, stride), key=lambda c: (c.cycles, c.instructions))
+def busiest_core(
+    isa: Isa, m: int, stride: int, rows: int, parts: tuple[int, int], fpus: int
+) -> float:
+    """
+    Cycles per step of K and column that the core with most to do spends on its rows, when `m` rows, in blocks of `rows` and what
+    is left, and the columns are divided into `parts` (as `qf_share` does; parts of columns are neighbouring cores). Core i uses
+    FPU i modulo `fpus`.
+    """
+    heights = [rows] * (m // rows) + [m % rows] * (m % rows > 0)
+    size, larger = divmod(len(heights), min(parts[0], len(heights)))
+    starts = [i * size + min(i, larger) for i in range(min(parts[0], len(heights)) + 1)]
+    shares = [heights[a:b] for a, b in pairwise(starts)]
+    # Core -> the rows that it has.
+    rows_of = [share for share in shares for _ in range(parts[1])]
+    longest = 0.0
+    for core, share in enumerate(rows_of):
+        instructions = sum(h * block(isa, h, PANEL, stride).instructions for h in share)
+        shared = sum(sum(r) for r in rows_of[core % fpus :: fpus])
+        longest = max(longest, instructions, shared)
+    return longest
+
+
+def ranked(isa: Isa, m: int, stride: int, parts: tuple[int, int], fpus: int) -> list[RegisterBlock]:
+    """
+    The candidates, best first. Of those that keep the busiest core for about the shortest time (within `NEGLIGIBLE`) the one with
+    the fewest instructions per multiply-accumulate: it loads least. The others by that time.
+    """
+    found = list(candidates(isa, m, stride))
+    times = {c.name: busiest_core(isa, m, stride, c.rows, parts, fpus) for c in found}
+    good = min(times.values()) * (1 + NEGLIGIBLE)
+    return sorted(
+        found,
+        key=lambda c: (0.0 if times[c.name] <= good else times[c.name], c.instructions),
+    )

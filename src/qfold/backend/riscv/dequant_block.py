@@ -44,6 +44,12 @@ _SOFTWARE_LOOP: Final = 2
 """Registers of a loop without hardware loops: its counter and where it ends."""
 
 
+def insert_byte(b: FunctionBuilder, template: SSAValue, byte: SSAValue) -> SSAValue:
+    """`BIAS + byte` as a float, in the register of `template`: `BIAS`, or what was inserted to before. All bits that are not the
+    same for all bytes are replaced."""
+    return b.emit(alu.InsertOp(template, byte, _BYTE, _BIAS_BIT)).rd_out
+
+
 @dataclass(frozen=True)
 class DequantLoop:
     """What the inner loops of one kernel have in common. Strides are in elements."""
@@ -117,7 +123,7 @@ class DequantLoop:
         z: SSAValue | None,
         rows: int,
         columns: int,
-    ) -> tuple[list[list[SSAValue]], list[SSAValue]]:
+    ) -> Sums:
         """
         The sums over k of `a * (w - z)`, by row and column, with `insert` of `a * (w + BIAS)`, and with `own_sums` those of `a`.
         `a` and `w` point at the first element of the block and are overwritten; `z` at its first zero point.
@@ -148,8 +154,20 @@ class DequantLoop:
             block.take(loop.results)
         if pipelined:
             block.step(last=True)
-        sums = block.sums
-        return [sums[r * columns : (r + 1) * columns] for r in range(rows)], block.totals
+        grid = [block.sums[r * columns : (r + 1) * columns] for r in range(rows)]
+        return Sums(grid, block.totals, block.template[0] if block.template else None)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the inner loop leaves in registers."""
+
+    grid: list[list[SSAValue]]
+    """By row and column."""
+    totals: list[SSAValue]
+    """Of each row of `a`, where the loop was asked for them."""
+    template: SSAValue | None
+    """The float that weights were inserted to."""
 
 
 @dataclass
@@ -208,9 +226,7 @@ class _Block:
     def _convert(self, weight: SSAValue) -> SSAValue:
         if not self.template:
             return self.b.int_to_float(weight)
-        # All bits of the weight before are replaced.
-        insert = alu.InsertOp(self.template[0], weight, _BYTE, _BIAS_BIT)
-        self.template[0] = self.b.emit(insert).rd_out
+        self.template[0] = insert_byte(self.b, self.template[0], weight)
         return self.template[0]
 
     def step(self, *, last: bool) -> None:

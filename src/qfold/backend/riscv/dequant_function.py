@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
 from qfold.backend.riscv.builder import FunctionBuilder
-from qfold.backend.riscv.dequant_block import BIAS
+from qfold.backend.riscv.dequant_block import BIAS, Sums, insert_byte
 from qfold.backend.riscv.dequant_kernel import DequantKernel, Phase
 from qfold.backend.riscv.emit import AssemblyFunction, finish
 from qfold.backend.riscv.epilogue import EpilogueWriter
 from qfold.backend.riscv.registers import INTEGER_POOL, OutOfRegisters
-from qfold.backend.riscv.streams import PANEL, StreamPointers
+from qfold.backend.riscv.streams import PANEL, Stream, StreamPointers
+from qfold.dialects.riscv_pulp import memory
 
 
 def block_function(
@@ -47,46 +47,53 @@ def _assembly(
     pointers = StreamPointers(b, [s for s in streams if s is not subtracted], held=held)
     zero = None if subtracted is None else b.arguments[subtracted.name]
     a, w = b.arguments["a"], b.arguments["w"]
-    grid, totals = phase.loop.accumulate(b, a, w, zero, rows, columns)
+    sums = phase.loop.accumulate(b, a, w, zero, rows, columns)
     writer = EpilogueWriter(b, phase.epilogue, pointers, careful=careful)
-    correction = _Correction(b, kernel, pointers, totals)
+    correction = None if sums.template is None else _Correction(b, kernel, pointers, sums)
     for first in range(0, columns, PANEL):
         if first:
             pointers.advance()
-        block = [row[first : first + PANEL] for row in grid]
-        writer.write(correction.apply(block) if kernel.loop.insert else block)
+        block = [row[first : first + PANEL] for row in sums.grid]
+        writer.write(block if correction is None else [correction.apply(block[0])])
     return finish(b)
 
 
-@dataclass
 class _Correction:
-    """`sum - (zero_point + BIAS) * total` for sums of inserted weights, where `total` is the sum of the row of `a`."""
+    """`sum - (zero_point + BIAS) * total` for the sums of one row of inserted weights; `total` is that of the row of `a`."""
 
-    b: FunctionBuilder
-    kernel: DequantKernel
-    pointers: StreamPointers
-    totals: list[SSAValue]
-    _tensor: SSAValue | None = None
-    """What is added to every weight, where it is the same for all columns."""
+    def __init__(
+        self, b: FunctionBuilder, kernel: DequantKernel, pointers: StreamPointers, sums: Sums
+    ):
+        assert sums.template is not None
+        self._b = b
+        self._zero = kernel.zero_point
+        self._pointers = pointers
+        self._template = sums.template
+        if kernel.row_sum is None:
+            (self._total,) = sums.totals
+        else:
+            self._total = pointers.load(kernel.row_sum, 0, 0)
+        self._added: SSAValue | None = None
+        """What every weight was too large by, where that is the same for all columns."""
+        if self._zero is None:
+            self._added = b.fconst(BIAS)
+        elif not self._zero.column_bytes:
+            self._added = insert_byte(b, self._template, self._load(self._zero, 0))
 
-    def apply(self, block: Sequence[Sequence[SSAValue]]) -> list[list[SSAValue]]:
-        """The block at the current panel, corrected."""
-        b, row_sum = self.b, self.kernel.row_sum
-        if row_sum is not None and not self.totals:
-            self.totals = [self.pointers.load(row_sum, row, 0) for row in range(len(block))]
-        added = [self._added(column) for column in range(len(block[0]))]
-        return [
-            [b.fnmsub(value, bias, total) for value, bias in zip(row, added, strict=True)]
-            for row, total in zip(block, self.totals, strict=True)
-        ]
+    def apply(self, row: Sequence[SSAValue]) -> list[SSAValue]:
+        """The sums at the current panel, corrected."""
+        b = self._b
+        if self._added is not None:
+            return [b.fnmsub(value, self._added, self._total) for value in row]
+        assert self._zero is not None
+        zeros = [self._load(self._zero, column) for column in range(len(row))]
+        corrected: list[SSAValue] = []
+        for value, zero in zip(row, zeros, strict=True):
+            # The template again: the zero point's float is used before the next one takes its register.
+            self._template = insert_byte(b, self._template, zero)
+            corrected.append(b.fnmsub(value, self._template, self._total))
+        return corrected
 
-    def _added(self, column: int) -> SSAValue:
-        zero = self.kernel.zero_point
-        if self._tensor is not None:
-            return self._tensor
-        value = self.b.fconst(BIAS)
-        if zero is not None:
-            value = self.b.fadd(value, self.pointers.load(zero, 0, column))
-        if zero is None or not zero.column_bytes:
-            self._tensor = value
-        return value
+    def _load(self, zero: Stream, column: int) -> SSAValue:
+        pointer, offset = self._pointers.address(zero, 0, column)
+        return self._b.emit(memory.LbuOp(pointer, offset)).rd

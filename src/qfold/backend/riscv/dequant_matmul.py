@@ -19,6 +19,7 @@ from qfold.backend.riscv.dequant_kernel import DequantKernel, read_kernel
 from qfold.backend.riscv.emit import AssemblyFunction
 from qfold.backend.riscv.generated import GeneratedKernel, LeafKernel
 from qfold.backend.riscv.leaf import function_facts, share_sizes
+from qfold.backend.riscv.registers import OutOfRegisters
 
 
 def generate(leaf: LeafKernel) -> GeneratedKernel:
@@ -44,16 +45,7 @@ Functions = Mapping[tuple[int, int, int], AssemblyFunction]
 
 
 def _generate(kernel: DequantKernel) -> GeneratedKernel:
-    problem = kernel.problem
-    *_, m_parts, n_parts = problem.parts
-    plans = _plans(kernel, m_parts, n_parts)
-    widths = sorted({w for plan in plans.values() for w in plan.widths}, reverse=True)
-    blocks = [(r, c) for r in _row_blocks(problem.m, m_parts) for c in widths]
-    functions = {
-        (i, *block): block_function(kernel, phase, *block)
-        for i, phase in enumerate(kernel.phases)
-        for block in blocks
-    }
+    plans, functions = _functions(kernel, kernel.problem.n)
     return GeneratedKernel(
         kernel.symbol,
         tuple(kernel.prototype(kernel.phases[i], *block) for i, *block in functions),
@@ -64,6 +56,27 @@ def _generate(kernel: DequantKernel) -> GeneratedKernel:
 
 
 # region blocks
+
+
+def _functions(kernel: DequantKernel, most: int) -> tuple[dict[int, _Plan], Functions]:
+    """How shares are divided, and the assembly functions, for blocks of at most `most` columns: fewer where an epilogue needs
+    registers that the inner loop leaves to it."""
+    problem = kernel.problem
+    *_, m_parts, n_parts = problem.parts
+    plans = _plans(kernel, m_parts, n_parts, most)
+    widths = sorted({w for plan in plans.values() for w in plan.widths}, reverse=True)
+    blocks = [(r, c) for r in _row_blocks(problem.m, m_parts) for c in widths]
+    try:
+        functions = {
+            (i, *block): block_function(kernel, phase, *block)
+            for i, phase in enumerate(kernel.phases)
+            for block in blocks
+        }
+    except OutOfRegisters:
+        if widths[0] == 1:
+            raise
+        return _functions(kernel, widths[0] - 1)
+    return plans, functions
 
 
 @dataclass(frozen=True)
@@ -95,12 +108,12 @@ def _row_blocks(m: int, parts: int) -> list[int]:
     return sorted(found - {0}, reverse=True)
 
 
-def _plans(kernel: DequantKernel, m_parts: int, n_parts: int) -> dict[int, _Plan]:
-    """Size of a share of the columns -> its blocks."""
+def _plans(kernel: DequantKernel, m_parts: int, n_parts: int, most: int) -> dict[int, _Plan]:
+    """Size of a share of the columns -> its blocks, of at most `most` columns."""
     rows = _row_blocks(kernel.problem.m, m_parts)[0]
     plans: dict[int, _Plan] = {}
     for size in sorted(set(share_sizes(kernel.problem.n, n_parts)), reverse=True):
-        widest = kernel.loop.widest(rows, size, kernel.isa)
+        widest = kernel.loop.widest(rows, min(size, most), kernel.isa)
         plans[size] = _Plan(size, -(-size // widest))
     return plans
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import StringIO
+from typing import Literal
 
 from xdsl.backend.riscv.lowering.convert_riscv_scf_to_riscv_cf import ConvertRiscvScfToRiscvCfPass
 from xdsl.context import Context
@@ -50,6 +53,32 @@ class AssemblyFunction:
         return self.instructions + self.instructions_per_iteration * iterations
 
 
+Stage = Literal["built", "allocated"]
+"""`built`: values without registers, desugared where the target needs it; `allocated`: with them, before prologue and epilogue."""
+
+Observer = Callable[[Stage, riscv_func.FuncOp], None]
+"""Is given a function at each stage, to look at: the same object goes through all of them."""
+
+_OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observing(observer: Observer) -> Generator[None]:
+    """While functions are generated: `observer` sees each. One that runs out of registers is built again in another way, under
+    the same symbol."""
+    token = _OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
+def _reached(stage: Stage, function: riscv_func.FuncOp) -> None:
+    observer = _OBSERVER.get()
+    if observer is not None:
+        observer(stage, function)
+
+
 def finish(builder: FunctionBuilder) -> AssemblyFunction:
     """Registers, prologue, epilogue and text of a built function. The builder is spent.
 
@@ -61,7 +90,9 @@ def finish(builder: FunctionBuilder) -> AssemblyFunction:
     module.verify()
     if not builder.isa.xpulpv2:
         RiscvPulpDesugarPass().apply(Context(), module)
+    _reached("built", function)
     used = allocate(function, builder.ties)
+    _reached("allocated", function)
     saved = sorted(used & CALLEE_SAVED, key=_order)
     frame = _insert_frame(builder, saved)
     fixed, repeated = _executed(function.body.block)

@@ -101,7 +101,10 @@ def check_region(op: EpilogueOperation) -> None:
 
 
 class EpilogueWriter:
-    """Code for one block. `careful`: one element at a time and nothing kept, for when registers are short."""
+    """
+    Code for one block. `overlap`: a row is stored while the next one is computed, so that cores that share an FPU take turns.
+    `careful`: one element at a time and nothing kept, for when registers are short.
+    """
 
     def __init__(
         self,
@@ -110,11 +113,13 @@ class EpilogueWriter:
         pointers: StreamPointers,
         *,
         careful: bool,
+        overlap: bool = True,
     ):
         self._b = b
         self._epilogue = epilogue
         self._pointers = pointers
         self._careful = careful
+        self._overlap = overlap and not careful
         self._kept: dict[object, SSAValue] = {}
         """What is the same for all rows: (stream, column) or a constant's bits -> the value."""
         self._unstored: list[tuple[int, int, SSAValue]] = []
@@ -123,15 +128,16 @@ class EpilogueWriter:
         """Results of float instructions: if they are NaN, then the canonical one, whose sign bit is 0."""
 
     def write(self, accumulators: Sequence[Sequence[SSAValue]]) -> None:
-        """Finish and store a block. A row is stored while the next one is computed: cores that share an FPU take turns then."""
+        """Finish and store a block."""
         for i, row in enumerate(accumulators):
             columns = range(len(row))
             for group in [[j] for j in columns] if self._careful else [list(columns)]:
                 values = self._finish(i, group, row)
                 self._store_all()
                 self._unstored = [(i, j, value) for j, value in values.items()]
-                if self._careful:
+                if not self._overlap:
                     self._store_all()
+                if self._careful:
                     self._kept.clear()
                     self._pointers.forget()
         self._store_all()

@@ -118,10 +118,11 @@ def _problem(leaf: LeafKernel, op: qkernel.PackedMatmulOp) -> _Problem:
 
 
 def _blocks(
-    leaf: LeafKernel, op: qkernel.PackedMatmulOp, isa: Isa, problem: _Problem
+    leaf: LeafKernel, op: qkernel.PackedMatmulOp, isa: Isa, problem: _Problem, split: Split
 ) -> list[cost.RegisterBlock]:
     """The blocks to try, best first: those of the cost model, or the one that the leaf function names."""
-    ranked = cost.ranked(isa, problem.m, problem.a_row_bytes)
+    parts = (split.at(0), split.at(1))
+    ranked = cost.ranked(isa, problem.m, problem.a_row_bytes, parts, leaf.target.fpus)
     attribute = leaf.function.attributes.get(BLOCK)
     if attribute is None:
         return ranked
@@ -145,14 +146,33 @@ def _function(
     """The function of one block; the first plan whose values all find a register."""
     pointers = len(leaf.epilogue.streams)
     held = isa.float_registers == "f" or block.integer_registers + pointers <= len(INTEGER_POOL)
-    plans = [(held, False), (False, False), (False, True)]
-    for plan in dict.fromkeys(plans):
+    plans = dict.fromkeys(
+        (
+            _Plan(held, roomy=True, careful=False),
+            _Plan(held=False, roomy=True, careful=False),
+            _Plan(held=False, roomy=False, careful=False),
+        )
+    )
+    for plan in plans:
         try:
-            return _planned(isa, symbol, leaf, block, many, *plan)
+            return _planned(isa, symbol, leaf, block, many, plan)
         except OutOfRegisters:
-            if plan == plans[-1]:
-                raise
-    raise AssertionError(symbol)
+            continue
+    last = _Plan(held=False, roomy=False, careful=True)
+    return _planned(isa, symbol, leaf, block, many, last)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is kept in registers beside the block."""
+
+    held: bool
+    """Pointers of the epilogue; else they are in the frame."""
+    roomy: bool
+    """Operands that all rows share, from before the product is finished; a row's results, while the next one is computed;
+    pointers from the frame, until they move to the next panel."""
+    careful: bool
+    """`EpilogueWriter`'s."""
 
 
 def _planned(
@@ -161,22 +181,25 @@ def _planned(
     leaf: _Problem,
     block: cost.RegisterBlock,
     many: bool,
-    held: bool,
-    careful: bool,
+    plan: _Plan,
 ) -> AssemblyFunction:
     epilogue = leaf.epilogue
     names = ["a", "p", "y", *(["panels"] if many else [])]
     names += [s.name for s in epilogue.streams if s is not epilogue.y]
     comment = f"{block.rows} rows by {block.columns} columns, K = {leaf.k}"
     b = FunctionBuilder(symbol, isa, names, f"{comment}, panel by panel" if many else comment)
-    plan = schedule(block.rows, block.columns)
-    pointers = StreamPointers(b, epilogue.streams, held=held)
+    pointers = StreamPointers(b, epilogue.streams, held=plan.held)
     a = row_reader(block.addressing, b, b.arguments["a"], block.rows, leaf.a_row_bytes)
     w = PanelReader(b, b.arguments["p"], PANEL)
-    product = InnerProduct(b, plan, a, w)
-    writer = EpilogueWriter(b, epilogue, pointers, careful=careful)
+    product = InnerProduct(b, schedule(block.rows, block.columns), a, w)
+    writer = EpilogueWriter(b, epilogue, pointers, careful=plan.careful, overlap=plan.roomy)
+
+    def panel() -> None:
+        early = writer.early_loads(block.columns) if plan.roomy else ()
+        writer.write(product.run(leaf.k, more=many, early=early))
+
     if not many:
-        writer.write(product.run(leaf.k, more=False, early=writer.early_loads(block.columns)))
+        panel()
         return finish(b)
     count = len(a.pointers)
 
@@ -189,7 +212,9 @@ def _planned(
 
     with b.loop(b.arguments["panels"], carried(), level=1) as loop:
         take(loop.args)
-        writer.write(product.run(leaf.k, more=True, early=writer.early_loads(block.columns)))
+        panel()
+        if not plan.roomy:
+            pointers.forget()
         pointers.advance()
         loop.yield_(*carried())
     return finish(b)
@@ -304,7 +329,7 @@ def generate(leaf: LeafKernel) -> GeneratedKernel:
     if not problem.m or not problem.n:
         return GeneratedKernel(leaf.symbol, (), (), (), {})
     split = split_of(leaf, 2)
-    blocks = _blocks(leaf, op, isa, problem)
+    blocks = _blocks(leaf, op, isa, problem, split)
     for chosen in blocks:
         try:
             calls = _calls(leaf.symbol, isa, problem, chosen.rows)
@@ -319,8 +344,7 @@ def generate(leaf: LeafKernel) -> GeneratedKernel:
         tuple(_prototype(problem, c) for c in calls),
         tuple(_driver(problem, chosen.rows, split, calls)),
         tuple(c.function for c in calls),
-        _facts(problem, chosen, split, calls)
-        | {"blocks": {c.name: round(c.cycles, 4) for c in blocks}},
+        _facts(leaf, problem, chosen, calls),
     )
 
 
@@ -336,40 +360,44 @@ def _prototype(leaf: _Problem, call: _Call) -> str:
 
 
 def _facts(
-    leaf: _Problem, chosen: cost.RegisterBlock, split: Split, calls: Iterable[_Call]
+    leaf: LeafKernel, problem: _Problem, chosen: cost.RegisterBlock, calls: Iterable[_Call]
 ) -> dict[str, object]:
-    by_block = {(c.rows, c.columns): c for c in calls}
-    blocks = [chosen.rows] * (leaf.m // chosen.rows) + [leaf.m % chosen.rows] * (
-        leaf.m % chosen.rows > 0
-    )
-    executed = 0
-    for rows in blocks:
-        if leaf.full_panels:
-            # Each part of the columns is a call.
-            function = by_block[rows, PANEL].function
-            parts = min(split.at(1), leaf.full_panels)
-            executed += parts * function.executed() + function.executed(leaf.full_panels)
-            executed -= function.executed()
-        if leaf.tail:
-            executed += by_block[rows, leaf.tail].function.executed()
+    isa, split = isa_of(leaf), split_of(leaf, 2)
+    m, stride = problem.m, problem.a_row_bytes
+    parts = (split.at(0), split.at(1))
+    busiest = {
+        c.name: cost.busiest_core(isa, m, stride, c.rows, parts, leaf.target.fpus)
+        for c in cost.candidates(isa, m, stride)
+    }
+    executed = _executed(problem, chosen.rows, split.at(1), calls)
     return {
         "block": chosen.name,
         "addressing": chosen.addressing,
         "integer_registers": chosen.integer_registers,
         "float_registers": chosen.float_registers,
         "block_instructions_per_mac": round(chosen.instructions, 4),
+        "busiest_core": {name: round(cycles, 4) for name, cycles in busiest.items()},
         "instructions": executed,
-        "instructions_per_mac": round(executed / (leaf.m * leaf.n * leaf.k), 4),
-        "functions": {
-            f.symbol: {
-                "registers": len(f.registers),
-                "saved": len(f.saved),
-                "frame_bytes": f.frame_bytes,
-                "code_bytes": f.code_bytes,
-            }
-            for f in (c.function for c in calls)
-        },
+        "instructions_per_mac": round(executed / (m * problem.n * problem.k), 4),
     }
+
+
+def _executed(problem: _Problem, rows: int, column_parts: int, calls: Iterable[_Call]) -> int:
+    """Instructions of all assembly functions on all cores."""
+    by_block = {(c.rows, c.columns): c.function for c in calls}
+    # A part of the columns is a call, unless all that it has is the last, narrower panel.
+    parts = min(column_parts, problem.panels)
+    size, larger = divmod(problem.panels, parts)
+    wide = sum(i * size + min(i, larger) < problem.full_panels for i in range(parts))
+    executed = 0
+    for height in [rows] * (problem.m // rows) + [problem.m % rows] * (problem.m % rows > 0):
+        if problem.full_panels:
+            function = by_block[height, PANEL]
+            executed += wide * function.instructions
+            executed += problem.full_panels * function.instructions_per_iteration
+        if problem.tail:
+            executed += by_block[height, problem.tail].instructions
+    return executed
 
 
 # endregion

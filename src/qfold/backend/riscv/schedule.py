@@ -78,10 +78,12 @@ def _four_by_four() -> Schedule:
 
 
 def _doubled(rows: int, columns: int) -> Schedule:
-    """Any block with two registers for each operand: the loads are spread over the step before."""
-    products = [Action("fma", i, j) for i in range(rows) for j in range(columns)]
-    loads = [Action("a", row=i) for i in range(rows)]
-    loads += [Action("w", column=j) for j in reversed(range(columns))]
+    """Any block with two registers for each operand: the loads are spread over the step before. What is loaded last is not what
+    the next step begins with."""
+    products = [Action("fma", i, j) for i in range(rows) for j in reversed(range(columns))]
+    a = [Action("a", row=i) for i in range(rows)]
+    w = [Action("w", column=j) for j in reversed(range(columns))]
+    loads = [*w, *a] if rows > 1 else [*a, *w]
     step: list[Action] = []
     placed = 0
     for i, product in enumerate(products, 1):

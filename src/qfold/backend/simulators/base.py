@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -95,8 +97,12 @@ def run_command(
     name: str,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
+    processor_seconds: float | None = None,
 ) -> SimulationResult:
-    """Run the simulator `name`, and stop it with all that it started. Errors as `Simulator.run`."""
+    """Run the simulator `name`, and stop it with all that it started. Errors as `Simulator.run`.
+
+    `processor_seconds`: what no process of it may compute for longer, even if this one is killed and stops nothing (on Linux).
+    """
     try:
         process = subprocess.Popen(
             command,
@@ -111,6 +117,10 @@ def run_command(
         )
     except OSError as e:
         raise SimulatorError(f"{name}: {command[0]}: {e.strerror or e}") from None
+    if processor_seconds is not None and hasattr(resource, "prlimit"):
+        seconds = int(processor_seconds) + 1
+        with suppress(ProcessLookupError):  # it has ended already
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds))
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -94,7 +94,10 @@ class Gvsoc(Simulator):
                 f"--work-dir={work}",
                 "run",
             ]
-            result = run_command(command, timeout, name=self.name, directory=work)
+            # Some wrong programs never end, nor does the simulator by itself.
+            result = run_command(
+                command, timeout, name=self.name, directory=work, processor_seconds=timeout
+            )
             stdout, stderr = (_read(work / name) for name in ("stdout", "stderr"))
         return _result(result, stdout, stderr, binary)
 

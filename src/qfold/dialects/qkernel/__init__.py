@@ -8,10 +8,11 @@ from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
 from qfold.dialects.element_types import STORAGE_TYPES
-from qfold.dialects.qkernel.base import zero_point_type
+from qfold.dialects.integer_operands import zero_point_type
 from qfold.dialects.qkernel.conv import ConvOp, DequantConvOp, WindowSumOp
 from qfold.dialects.qkernel.matmul import DequantMatmulOp, MatmulOp, RowSumOp
 from qfold.dialects.qkernel.packed import PANEL, PackedMatmulOp, PackOp, packed_shape
+from qfold.dialects.qkernel.quantized import QuantConvOp, QuantMatmulOp
 
 TILED: tuple[type[IRDLOperation], ...] = (PackOp, PackedMatmulOp, RowSumOp)
 """What only `qmm-tile-to-l1` makes: targets without a scratchpad need no kernels for them."""
@@ -22,6 +23,8 @@ CONTRACTIONS: tuple[type[IRDLOperation], ...] = (
     ConvOp,
     DequantConvOp,
     WindowSumOp,
+    QuantMatmulOp,
+    QuantConvOp,
     *TILED,
 )
 """Every op of this dialect: what a kernel is selected for by its row in the target's table."""
@@ -40,6 +43,8 @@ __all__ = [
     "MatmulOp",
     "PackOp",
     "PackedMatmulOp",
+    "QuantConvOp",
+    "QuantMatmulOp",
     "RowSumOp",
     "WindowSumOp",
     "packed_shape",

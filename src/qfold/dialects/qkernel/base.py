@@ -25,14 +25,8 @@ from qfold.dialects.contraction import (
     shape_of,
     type_of,
 )
-from qfold.dialects.element_types import STORAGE_TYPES, bit_width, i8, i16, is_unsigned, ui8, ui16
-
-
-def zero_point_type(storage: IntegerType) -> IntegerType:
-    """The element type of a zero-point operand: the storage type, four bits widened to eight."""
-    if bit_width(storage) <= 8:
-        return ui8 if is_unsigned(storage) else i8
-    return ui16 if is_unsigned(storage) else i16
+from qfold.dialects.element_types import STORAGE_TYPES
+from qfold.dialects.integer_operands import zero_point_type
 
 
 class KernelOp(EpilogueOperation):

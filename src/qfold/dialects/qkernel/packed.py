@@ -34,7 +34,8 @@ from qfold.dialects.contraction import (
     type_of,
 )
 from qfold.dialects.element_types import STORAGE_TYPES, i8, i16, ui8, ui16
-from qfold.dialects.qkernel.base import KernelOp, zero_point_type
+from qfold.dialects.integer_operands import zero_point_type
+from qfold.dialects.qkernel.base import KernelOp
 
 PANEL = 4
 """Columns of a panel."""

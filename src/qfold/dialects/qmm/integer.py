@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from xdsl.dialects.builtin import (
     DenseArrayBase,
     IntegerAttr,
-    IntegerType,
     TensorType,
     UnitAttr,
     i64,
@@ -25,7 +24,6 @@ from xdsl.irdl import (
     traits_def,
 )
 from xdsl.traits import Pure
-from xdsl.utils.exceptions import VerifyException
 
 from qfold.dialects.contraction import (
     EpilogueOperation,
@@ -37,45 +35,11 @@ from qfold.dialects.contraction import (
     operands_in_order,
     region_or_none,
     shape_of,
-    type_of,
     window_of,
     window_properties,
 )
-from qfold.dialects.element_types import bit_width, i4, i8, i32, is_unsigned, ui4, ui8
-
-DATA_TYPES: tuple[IntegerType, ...] = (i8, ui8)
-"""What an activation may be."""
-
-WEIGHT_TYPES: tuple[IntegerType, ...] = (i8, ui8, i4, ui4)
-"""What the other operand may be."""
-
-
-def zero_point_type(storage: IntegerType) -> IntegerType:
-    """The element type of a zero point: that of the data, four bits widened to eight."""
-    if bit_width(storage) == 8:
-        return storage
-    return ui8 if is_unsigned(storage) else i8
-
-
-def expect_integers(what: str, value: SSAValue, allowed: Sequence[IntegerType]) -> None:
-    """`VerifyException` unless `value` has an element type of `allowed`."""
-    if type_of(value).get_element_type() not in allowed:
-        names = ", ".join(str(t) for t in allowed)
-        raise VerifyException(f"{what} is one of {names}, got {value.type}")
-
-
-def expect_zero_point(
-    what: str, zero_point: SSAValue | None, data: SSAValue, shapes: Sequence[tuple[int, ...]]
-) -> None:
-    """`VerifyException` unless a zero point has the type that goes with `data` and one of `shapes`."""
-    if zero_point is None:
-        return
-    expected = zero_point_type(cast(IntegerType, type_of(data).get_element_type()))
-    if type_of(zero_point).get_element_type() != expected:
-        raise VerifyException(f"{what} of {data.type} is {expected}, got {zero_point.type}")
-    if shape_of(zero_point) not in shapes:
-        allowed = " or ".join(str(list(s)) for s in dict.fromkeys(shapes))
-        raise VerifyException(f"{what} has shape {allowed}, got {zero_point.type}")
+from qfold.dialects.element_types import i32
+from qfold.dialects.integer_operands import quant_conv_shape, quant_matmul_shape
 
 
 class _IntegerContractionOp(EpilogueOperation):
@@ -148,15 +112,15 @@ class QuantMatmulOp(_IntegerContractionOp):
         )
 
     def verify_(self) -> None:
-        expect_integers("a", self.a, DATA_TYPES)
-        expect_integers("b", self.b, WEIGHT_TYPES)
-        shape = matmul_shape(
-            shape_of(self.a), shape_of(self.b), False, self.transpose_b is not None
+        self.verify_result(
+            quant_matmul_shape(
+                self.a,
+                self.b,
+                self.a_zero_point,
+                self.b_zero_point,
+                self.transpose_b is not None,
+            )
         )
-        rows = shape_of(self.a)[:-1]
-        expect_zero_point("the zero point of a", self.a_zero_point, self.a, [(), rows])
-        expect_zero_point("the zero point of b", self.b_zero_point, self.b, [(), (shape[-1],)])
-        self.verify_result(shape)
 
 
 @irdl_op_definition
@@ -221,10 +185,6 @@ class QuantConvOp(_IntegerContractionOp):
         )
 
     def verify_(self) -> None:
-        expect_integers("x", self.x, DATA_TYPES)
-        expect_integers("w", self.w, WEIGHT_TYPES)
-        shape = conv_shape(shape_of(self.x), shape_of(self.w), *window_of(self))
-        expect_zero_point("the zero point of x", self.x_zero_point, self.x, [()])
-        channels = (shape_of(self.w)[0],)
-        expect_zero_point("the zero point of w", self.w_zero_point, self.w, [(), channels])
-        self.verify_result(shape)
+        self.verify_result(
+            quant_conv_shape(self.x, self.w, self.x_zero_point, self.w_zero_point, window_of(self))
+        )

@@ -248,7 +248,7 @@ class DynamicQuantizeOp(IRDLOperation):
     ```
 
     ui8: `scale = (max(0, max x) - min(0, min x)) / 255`, `zero_point = saturate(roundeven(-min / scale))`.
-    i8 (symmetric): `scale = max |x| / 127`, the zero point 0. Where the scale is 0 it is 1. Scale and zero point have rank 0,
+    i8 (symmetric): `scale = max |x| / 127`, the zero point 0. Of zeros only, the scale is 1. Scale and zero point have rank 0,
     or one element per row (all dimensions but the last).
     """
 

@@ -29,7 +29,7 @@ from qfold.frontend.tensors import element_type_of_onnx
 from qfold.frontend.values import Array, Const, Quantized, Value, fits
 
 
-def _split_rank(array: Array, shape: Sequence[int]) -> tuple[Array, int | None] | None:
+def split_rank(array: Array, shape: Sequence[int]) -> tuple[Array, int | None] | None:
     """`array`, broadcast against a tensor of `shape`, as `(scalar, None)` or `(vector, axis)`; None when it is neither."""
     if array.size == 1:
         # More dimensions than the tensor would add dimensions to the result.
@@ -53,7 +53,7 @@ def _block_form(array: Array, shape: Sequence[int]) -> tuple[Array, int] | None:
 
 def _with_parameter(value: Quantized, field: str, array: Array, node: str) -> Quantized | None:
     """`value` with scale or zero point `field` set to a constant that broadcasts against it; None if the forms do not combine."""
-    form = _split_rank(array, value.shape)
+    form = split_rank(array, value.shape)
     if form is not None:
         parameter, axis = form
         if axis is None:

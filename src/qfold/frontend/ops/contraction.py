@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import matmul_shape, shape_of
-from qfold.frontend.context import NodeContext
+from qfold.dialects.element_types import i32, i64, ui32, ui64
+from qfold.frontend.context import NodeContext, value_type
 from qfold.frontend.registry import onnx_op
 from qfold.frontend.shapes import auto_pads
 from qfold.frontend.values import Const, Quantized, Value, swaps_last_two
@@ -25,7 +29,12 @@ def require_f32(ctx: NodeContext, *indices: int) -> None:
             ctx.refuse(f"operand {index} of {ctx.type(index).element_type}", "operands of f32")
 
 
-def _reshaped(ctx: NodeContext, value: Value, shape: Sequence[int]) -> Value:
+def value_shape(value: Value) -> tuple[int, ...]:
+    """The shape of any value."""
+    return value_type(value).get_shape()
+
+
+def reshaped(ctx: NodeContext, value: Value, shape: Sequence[int]) -> Value:
     """`value` with another shape; a constant stays one."""
     if isinstance(value, Const):
         return value.reshaped(shape)
@@ -36,7 +45,7 @@ def _reshaped(ctx: NodeContext, value: Value, shape: Sequence[int]) -> Value:
     return ctx.b.reshape(ctx.materialize(value), shape)
 
 
-def _without_unit_batch(ctx: NodeContext, value: Value) -> Value:
+def without_unit_batch(ctx: NodeContext, value: Value) -> Value:
     """A constant [1, ..., 1, K, N] as the matrix [K, N], which is what a weight is."""
     if isinstance(value, SSAValue):
         return value
@@ -46,7 +55,7 @@ def _without_unit_batch(ctx: NodeContext, value: Value) -> Value:
     const = value.q if isinstance(value, Quantized) else value
     permutation = const.view_of[1] if const.view_of else None
     if permutation is None or not swaps_last_two(permutation):
-        return _reshaped(ctx, value, shape[-2:])
+        return reshaped(ctx, value, shape[-2:])
     # Reshape what is stored, so that its bytes stay where they are.
     if isinstance(value, Const):
         return value.transposed(permutation).reshaped((shape[-1], shape[-2])).transposed((1, 0))
@@ -63,11 +72,11 @@ def matmul(
     transpose_b: bool = False,
 ) -> SSAValue:
     """`a @ b` over the last two dimensions of operands of rank 2 and more, numpy's broadcasting on the others."""
-    rank = max(len(_shape(a)), len(_shape(b)))
-    b = _without_unit_batch(ctx, b)
-    shape = matmul_shape(_shape(a), _shape(b), transpose_a, transpose_b)
+    rank = max(len(value_shape(a)), len(value_shape(b)))
+    b = without_unit_batch(ctx, b)
+    shape = matmul_shape(value_shape(a), value_shape(b), transpose_a, transpose_b)
     full = (*[1] * (rank - len(shape)), *shape)
-    if _shape(a)[-2 if transpose_a else -1] == 0:
+    if value_shape(a)[-2 if transpose_a else -1] == 0:
         # An empty sum: no kernel has to know about it.
         return ctx.b.fill(full, f32, 0.0)
     left, swap_a = ctx.matrix_of(a)
@@ -78,29 +87,70 @@ def matmul(
     return ctx.b.reshape(ctx.b.insert(op).result, full)
 
 
-def _shape(value: Value) -> tuple[int, ...]:
-    return tuple(shape_of(value)) if isinstance(value, SSAValue) else value.shape
+def with_vectors(
+    ctx: NodeContext, a: Value, b: Value, product: Callable[[Value, Value], SSAValue]
+) -> SSAValue:
+    """numpy's matmul: a vector on the left is a row, on the right a column, and its dimension is dropped from the result.
 
-
-@onnx_op("MatMul")
-def import_matmul(ctx: NodeContext) -> SSAValue:
-    """numpy's matmul: a vector on the left is a row, on the right a column, and its dimension is dropped from the result."""
-    require_f32(ctx, 0, 1)
-    a, b = ctx.lattice(0), ctx.lattice(1)
-    a_shape, b_shape = _shape(a), _shape(b)
+    `product` multiplies operands of rank 2 and more.
+    """
+    a_shape, b_shape = value_shape(a), value_shape(b)
     if not a_shape or not b_shape:
         ctx.invalid("a scalar has no matrix product")
     if len(a_shape) == 1:
-        a = _reshaped(ctx, a, (1, *a_shape))
+        a = reshaped(ctx, a, (1, *a_shape))
     if len(b_shape) == 1:
-        b = _reshaped(ctx, b, (*b_shape, 1))
-    result = matmul(ctx, a, b)
+        b = reshaped(ctx, b, (*b_shape, 1))
+    result = product(a, b)
     shape = list(shape_of(result))
     if len(b_shape) == 1:
         del shape[-1]
     if len(a_shape) == 1:
         del shape[-1 if len(b_shape) == 1 else -2]
     return ctx.b.reshape(result, shape)
+
+
+_WIDE: tuple[Attribute, ...] = (i32, i64, ui32, ui64)
+"""What ONNX multiplies besides floats."""
+
+
+def _wide_matmul(ctx: NodeContext, a: Value, b: Value) -> SSAValue:
+    """A product of integers of 32 or 64 bits, which no kernel is made for: a generic."""
+    left, right = ctx.materialize(a), ctx.materialize(b)
+    kind = value_type(left).element_type
+    shape = matmul_shape(shape_of(left), shape_of(right), False, False)
+    rank, inner = len(shape), AffineExpr.dimension(len(shape))
+
+    def map_of(value: SSAValue, last: tuple[AffineExpr, AffineExpr]) -> AffineMap:
+        batch = shape_of(value)[:-2]
+        skip = rank - 2 - len(batch)
+        leading = (
+            AffineExpr.dimension(skip + d) if n != 1 else AffineExpr.constant(0)
+            for d, n in enumerate(batch)
+        )
+        return AffineMap(rank + 1, 0, (*leading, *last))
+
+    rows, columns = AffineExpr.dimension(rank - 2), AffineExpr.dimension(rank - 1)
+    start = ctx.b.fill(shape, kind, 0)
+    if 0 in (*shape, shape_of(left)[-1]):
+        return start
+    return ctx.b.generic(
+        [(left, map_of(left, (rows, inner))), (right, map_of(right, (inner, columns)))],
+        start,
+        AffineMap(rank + 1, 0, tuple(AffineExpr.dimension(d) for d in range(rank))),
+        ["parallel"] * rank + ["reduction"],
+        lambda s, e, acc: s(arith.AddiOp, acc, s(arith.MuliOp, e[0], e[1])),
+    )
+
+
+@onnx_op("MatMul")
+def import_matmul(ctx: NodeContext) -> SSAValue:
+    """Over the last two dimensions, numpy's broadcasting on the others; of wide integers modulo two to their width."""
+    if ctx.type(0).element_type in _WIDE and ctx.type(1).element_type == ctx.type(0).element_type:
+        operands = (ctx.value(0), ctx.value(1))
+        return with_vectors(ctx, *operands, lambda a, b: _wide_matmul(ctx, a, b))
+    require_f32(ctx, 0, 1)
+    return with_vectors(ctx, ctx.lattice(0), ctx.lattice(1), partial(matmul, ctx))
 
 
 @onnx_op("Gemm")
@@ -146,11 +196,18 @@ def import_gemm(ctx: NodeContext) -> SSAValue:
     return ctx.b.elementwise([product, addend], f32, body)
 
 
-@onnx_op("Conv")
-def import_conv(ctx: NodeContext) -> SSAValue:
-    """Convolution of 1 or 2 spatial dimensions; the bias is an addition of its own."""
-    require_f32(ctx, 0, 1, 2)
-    data, weight = ctx.type(0).get_shape(), ctx.type(1).get_shape()
+@dataclass(frozen=True)
+class ConvWindow:
+    """The attributes of a convolution, checked against the shapes of data and weight."""
+
+    strides: list[int]
+    pads: list[int]
+    dilations: list[int]
+    groups: int
+
+
+def conv_window(ctx: NodeContext, data: Sequence[int], weight: Sequence[int]) -> ConvWindow:
+    """The node's window over data [N, C, spatial...] with a weight [M, C / groups, kernel...]."""
     rank = len(data) - 2
     if rank not in (1, 2):
         ctx.refuse(f"data of {len(data)} dimensions", "1 or 2 spatial dimensions")
@@ -174,21 +231,34 @@ def import_conv(ctx: NodeContext) -> SSAValue:
         ctx.invalid(f"pads has {len(pads)} numbers for {rank} spatial dimensions")
     if min(pads, default=0) < 0:
         ctx.refuse(f"negative pads {pads}", "pads of 0 and more")
+    return ConvWindow(strides, pads, dilations, int(ctx.attr("group", 1)))
+
+
+def channel_bias(ctx: NodeContext, index: int, channels: int, rank: int) -> SSAValue:
+    """Input `index`, one number for each channel, shaped to broadcast over `rank` spatial dimensions."""
+    if ctx.type(index).get_shape() != (channels,):
+        ctx.invalid(f"the bias has shape {list(ctx.type(index).get_shape())}, not [{channels}]")
+    return ctx.materialize(reshaped(ctx, ctx.lattice(index), (channels, *[1] * rank)))
+
+
+@onnx_op("Conv")
+def import_conv(ctx: NodeContext) -> SSAValue:
+    """Convolution of 1 or 2 spatial dimensions; the bias is an addition of its own."""
+    require_f32(ctx, 0, 1, 2)
+    data, weight = ctx.type(0).get_shape(), ctx.type(1).get_shape()
+    window = conv_window(ctx, data, weight)
     op = qmm.ConvOp(
         ctx.value(0),
         ctx.value(1),
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        groups=int(ctx.attr("group", 1)),
+        strides=window.strides,
+        pads=window.pads,
+        dilations=window.dilations,
+        groups=window.groups,
     )
     result = ctx.b.insert(op).result
     if not ctx.has_input(2):
         return result
-    channels = weight[0]
-    if ctx.type(2).get_shape() != (channels,):
-        ctx.invalid(f"the bias has shape {list(ctx.type(2).get_shape())}, not [{channels}]")
-    bias = ctx.materialize(_reshaped(ctx, ctx.lattice(2), (channels, *[1] * rank)))
+    bias = channel_bias(ctx, 2, weight[0], len(data) - 2)
     return ctx.b.elementwise([result, bias], f32, lambda b, e: b(arith.AddfOp, e[0], e[1]))
 
 

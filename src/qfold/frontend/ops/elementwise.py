@@ -20,7 +20,9 @@ from qfold.ir.builder import ScalarBuilder
 # Two operands
 
 
-def _binary(combine: Combine) -> Importer:
+def binary(combine: Combine) -> Importer:
+    """The importer of an operator with two operands of one type, numpy's broadcasting."""
+
     def importer(ctx: NodeContext) -> SSAValue:
         type_ = common_element(ctx, NUMBERS, 0, 1)
         return pointwise(ctx, [0, 1], type_, lambda b, e: combine(b, type_, e[0], e[1]))
@@ -28,10 +30,10 @@ def _binary(combine: Combine) -> Importer:
     return importer
 
 
-onnx_op("Add")(_binary(scalars.add))
-onnx_op("Sub")(_binary(scalars.subtract))
-onnx_op("Mul")(_binary(scalars.multiply))
-onnx_op("Div")(_binary(scalars.divide))
+onnx_op("Add")(binary(scalars.add))
+onnx_op("Sub")(binary(scalars.subtract))
+onnx_op("Mul")(binary(scalars.multiply))
+onnx_op("Div")(binary(scalars.divide))
 
 
 @onnx_op("Mod")

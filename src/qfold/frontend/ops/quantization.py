@@ -103,6 +103,7 @@ def _output_type(ctx: NodeContext, default: Attribute) -> Attribute:
 
 
 @rule("DequantizeLinear")
+@rule("DequantizeLinear", domain="com.microsoft")
 def _raise_dequantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
     value = ctx.lattice(0)
     if isinstance(value, Quantized) and value.type in STORAGE_TYPES and value.scale is None:
@@ -264,6 +265,7 @@ def _storage(ctx: NodeContext) -> IntegerType:
 
 
 @rule("QuantizeLinear")
+@rule("QuantizeLinear", domain="com.microsoft")
 def _raise_quantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
     value = ctx.lattice(0)
     if isinstance(value, SSAValue) or value.type != f32 or ctx.const(1) is None:

@@ -1,7 +1,7 @@
 /* The cluster of pulp-open in GVSoC: counted in cycles, with files of the host by semihosting.
  *
- * The simulator runs in a directory of its own. The file `arguments` holds those of the program, its name first, each with a
- * 0 byte at its end; the console is the files `stdout` and `stderr`. Files are named by absolute paths.
+ * The simulator runs in a directory of its own. There the file `arguments` holds the program's, its name first, each with a 0
+ * byte at its end, and the console is the files `stdout` and `stderr`. Other files are named by absolute paths.
  *
  * With -DQFOLD_COUNT, what a core spends in qf_barrier, in qf_dma_wait and between forks is not in its qf_work_count.
  */
@@ -174,62 +174,93 @@ static void command(uint32_t word, uint32_t local, uint32_t outside) {
 
 /* Consecutive bytes on both sides. */
 static void move_bytes(uint32_t direction, uint32_t local, uint32_t outside, uint32_t bytes) {
-    while (bytes > 0) {
-        uint32_t part = bytes < COMMAND_BYTES ? bytes : COMMAND_BYTES;
-        command(direction | part, local, outside);
-        local += part;
-        outside += part;
-        bytes -= part;
+    for (; bytes > COMMAND_BYTES; bytes -= COMMAND_BYTES) {
+        command(direction | COMMAND_BYTES, local, outside);
+        local += COMMAND_BYTES;
+        outside += COMMAND_BYTES;
     }
+    command(direction | bytes, local, outside);
 }
 
-/* Rows that are dense in L1, `stride` apart outside: as many in a command as its length can say. row_bytes <= COMMAND_BYTES. */
+/* Rows that are dense in L1, `stride` apart outside. */
+static void command_of_rows(uint32_t word, uint32_t local, uint32_t outside, uint32_t row_bytes, uint32_t stride) {
+    command(word | DMA_ROWS_OUTSIDE, local, outside);
+    set(DMA_QUEUE + DMA_COMMAND, row_bytes);
+    set(DMA_QUEUE + DMA_COMMAND, stride);
+}
+
+/* As many in a command as its length can say. row_bytes <= COMMAND_BYTES. */
 static void move_rows(uint32_t direction, uint32_t local, uint32_t outside, uint32_t row_bytes, uint32_t rows, uint32_t stride) {
-    uint32_t most = COMMAND_BYTES / row_bytes;
-    while (rows > 0) {
-        uint32_t part = rows < most ? rows : most;
-        command(direction | DMA_ROWS_OUTSIDE | part * row_bytes, local, outside);
-        set(DMA_QUEUE + DMA_COMMAND, row_bytes);
-        set(DMA_QUEUE + DMA_COMMAND, stride);
-        local += part * row_bytes;
-        outside += part * stride;
-        rows -= part;
+    uint32_t bytes = row_bytes * rows;
+    if (bytes > COMMAND_BYTES) {
+        uint32_t most = COMMAND_BYTES / row_bytes;
+        for (; rows > most; rows -= most) {
+            command_of_rows(direction | most * row_bytes, local, outside, row_bytes, stride);
+            local += most * row_bytes;
+            outside += most * stride;
+        }
+        bytes = row_bytes * rows;
     }
+    command_of_rows(direction | bytes, local, outside, row_bytes, stride);
+}
+
+/* Whether the engine can do it: one end is in L1, and there is a counter left. A core that asks for one when there is none would
+ * wait for ever. */
+static int takes(uint32_t to, uint32_t from) {
+    return (in_l1(to) || in_l1(from)) && get(DMA_QUEUE + DMA_STATUS) >> DMA_COUNTERS != (1u << DMA_COUNTERS) - 1;
 }
 
 /* The id of a transfer is its counter plus 1; 0 is one that is done. */
+qf_dma_t qf_dma_start(void *dst, const void *src, uint32_t bytes) {
+    uint32_t to = address(dst), from = address(src);
+    uint32_t counter;
+    if (bytes == 0) {
+        return 0;
+    }
+    if (!takes(to, from)) {
+        memcpy(dst, src, bytes);
+        return 0;
+    }
+    counter = get(DMA_QUEUE + DMA_COMMAND);
+    if (in_l1(to)) {
+        move_bytes(DMA_TO_L1, to, from, bytes);
+    } else {
+        move_bytes(0, from, to, bytes);
+    }
+    return counter + 1;
+}
+
 qf_dma_t qf_dma_start_2d(void *dst, const void *src, uint32_t row_bytes, uint32_t rows, uint32_t dst_stride,
                          uint32_t src_stride) {
     uint32_t to = address(dst), from = address(src);
-    uint32_t direction = in_l1(to) ? DMA_TO_L1 : 0;
-    uint32_t local = direction ? to : from, local_stride = direction ? dst_stride : src_stride;
-    uint32_t outside = direction ? from : to, outside_stride = direction ? src_stride : dst_stride;
+    uint32_t to_l1 = in_l1(to);
+    uint32_t direction = to_l1 ? DMA_TO_L1 : 0;
+    uint32_t local = to_l1 ? to : from, local_stride = to_l1 ? dst_stride : src_stride;
+    uint32_t outside = to_l1 ? from : to, outside_stride = to_l1 ? src_stride : dst_stride;
     uint32_t counter;
-    if (row_bytes == 0 || rows == 0) {
+    if (rows <= 1 || (dst_stride == row_bytes && src_stride == row_bytes)) {
+        return qf_dma_start(dst, src, row_bytes * rows);
+    }
+    if (row_bytes == 0) {
         return 0;
     }
-    /* The engine has no way from L2 to L2, and a core that asks for a counter when none is left would wait for ever. */
-    if (!in_l1(local) || get(DMA_QUEUE + DMA_STATUS) >> DMA_COUNTERS == (1u << DMA_COUNTERS) - 1) {
+    if (!takes(to, from)) {
         for (uint32_t row = 0; row < rows; row++) {
             memcpy((uint8_t *)dst + (size_t)row * dst_stride, (const uint8_t *)src + (size_t)row * src_stride, row_bytes);
         }
         return 0;
     }
     counter = get(DMA_QUEUE + DMA_COMMAND);
-    if (rows == 1 || (local_stride == row_bytes && outside_stride == row_bytes)) {
-        move_bytes(direction, local, outside, row_bytes * rows);
-    } else if (local_stride == row_bytes && row_bytes <= COMMAND_BYTES) {
+    if (local_stride == row_bytes && row_bytes <= COMMAND_BYTES) {
         move_rows(direction, local, outside, row_bytes, rows, outside_stride);
     } else {
-        for (uint32_t row = 0; row < rows; row++) {
-            move_bytes(direction, local + row * local_stride, outside + row * outside_stride, row_bytes);
+        for (; rows > 0; rows--) {
+            move_bytes(direction, local, outside, row_bytes);
+            local += local_stride;
+            outside += outside_stride;
         }
     }
     return counter + 1;
-}
-
-qf_dma_t qf_dma_start(void *dst, const void *src, uint32_t bytes) {
-    return qf_dma_start_2d(dst, src, bytes, 1, bytes, bytes);
 }
 
 void qf_dma_wait(qf_dma_t transfer) {

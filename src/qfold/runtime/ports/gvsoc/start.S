@@ -55,8 +55,8 @@ start_of_core:
 2:  call qf_serve
     .size _start, . - _start
 
-/* Never returns. Takes the mutex, so that of several traps one is reported, and a stack that no trap can have spoilt. Exceptions go
- * to the first entry of the vector, which has 256 bytes; the others are for interrupts, which are never enabled.
+/* Never returns. Takes the mutex, so that of several traps one is reported, and a stack that no trap can have spoilt. Exceptions
+ * go to the first entry of the vector, which has 256 bytes; the others are for interrupts, which are never enabled.
  */
     .text
     .balign 256
