@@ -184,7 +184,10 @@ def _places(memory: Memory) -> str:
 
 
 def _function(name: str, statements: Sequence[str]) -> str:
-    return "\n    ".join([f"static void {name}(void) {{", *statements]) + "\n}"
+    return (
+        "\n    ".join([f"static void {name}(void *unused) {{", "(void)unused;", *statements])
+        + "\n}"
+    )
 
 
 def _program(jobs: Sequence[Job], memory: Memory, output: str, definitions: str) -> str:
@@ -215,7 +218,7 @@ def _program(jobs: Sequence[Job], memory: Memory, output: str, definitions: str)
 /* How many instructions later cores 4 to 7 begin. */
 static volatile uint32_t offset __attribute__((section(".l1")));
 
-static inline void begin(void) {{
+__attribute__((unused)) static inline void begin(void) {{
     if (qf_core_id() >= 4) {{
         __asm__ volatile(".option push\\n.option norvc\\n"
                          "la t0, 1f\\n"
@@ -235,20 +238,15 @@ void *memcpy(void *restrict dst, const void *restrict src, size_t bytes);
 {definitions}
 {NEWLINE.join(functions)}
 
-static void (*volatile current)(void);
+static void (*volatile current)(void *);
 static uint32_t counts[QF_CORES][{_EVENTS}];
-
-static void run(void *unused) {{
-    (void)unused;
-    current();
-}}
 
 static void run_counted(void *unused) {{
     uint32_t *mine = counts[qf_core_id()];
     (void)unused;
 #ifdef ON_GVSOC
     qf_events_start();
-    current();
+    current(NULL);
     qf_events_stop();
     mine[0] = QF_EVENT(QF_EVENT_CYCLES);
     mine[1] = QF_EVENT(QF_EVENT_INSTRUCTIONS);
@@ -257,7 +255,7 @@ static void run_counted(void *unused) {{
     mine[4] = QF_EVENT(QF_EVENT_FPU_CONTENTION);
 #else
     uint64_t before = qf_work_count();
-    current();
+    current(NULL);
     mine[0] = (uint32_t)(qf_work_count() - before);
 #endif
 }}
@@ -279,11 +277,11 @@ static uint32_t time_of_run(void) {{
     uint64_t start;
     clear();
     start = qf_cycles();
-    qf_fork(run, NULL);
+    qf_fork(current, NULL);
     return (uint32_t)(qf_cycles() - start);
 }}
 
-static void measure(int file, void (*job)(void), void (*shifted)(void)) {{
+static void measure(int file, void (*job)(void *), void (*shifted)(void *)) {{
     uint32_t offsets = shifted == NULL ? 0 : {OFFSETS};
     uint32_t times[{_REPEATS + OFFSETS}];
     current = job;
@@ -299,6 +297,7 @@ static void measure(int file, void (*job)(void), void (*shifted)(void)) {{
         times[{_REPEATS} + i] = time_of_run();
     }}
     current = job;
+    time_of_run();
     clear();
     qf_fork(run_counted, NULL);
     save(file, times, ({_REPEATS} + offsets) * 4);

@@ -77,7 +77,9 @@ def broken(line: str) -> list[str]:
             # An arrow closes nothing.
             opens, closes = line[i] in "<([{", line[i] in ">)]}" and line[i - 1] != "-"
             depth += opens - closes
-            if line[i + 1] == " " and i > WIDTH // 2:
+            # What these stand before, and what an equals sign stands behind, stays with them.
+            together = line[: i + 1].endswith(("=", ":", "->")) or line[i + 1 :].startswith(" =")
+            if line[i + 1] == " " and i > WIDTH // 2 and not together:
                 places.append((2 * depth + (line[i] != ","), -i))
         if not places:
             break
@@ -122,10 +124,11 @@ def instructions(text: str, symbol: str) -> list[str]:
 
 
 def beside(ops: Iterable[str], assembly: Iterable[str]) -> list[str]:
-    """The lines of ops, and beside each, as a comment, the instruction that it prints."""
+    """The lines of ops, registers by their names only, and beside each op, as a comment, the instruction that it prints."""
     left = iter(assembly)
     no_instruction = re.compile(r" *(}|riscv_func\.func |riscv_pulp\.yield )")
-    pairs = [(line, "" if no_instruction.match(line) else next(left)) for line in ops]
+    short = (line.replace("!riscv.reg<", "<") for line in ops)
+    pairs = [(line, "" if no_instruction.match(line) else next(left)) for line in short]
     if list(left):
         raise ValueError("more instructions than ops")
     width = max(len(line) for line, instruction in pairs if instruction)
@@ -195,7 +198,7 @@ def page() -> str:
     levels = Levels()
     panel, block = f"{levels.pack}_panel4", f"{levels.product}_4x4"
     of = {s: instructions(levels.texts["kernels.S"], s) for s in levels.assembly_symbols}
-    others = [f"`{s}` ({len(lines)} instructions)" for s, lines in of.items() if s != panel]
+    others = [f"`{s}` ({len(t)} instructions)" for s, t in of.items() if s not in (panel, block)]
     step = first_step(levels.stages["allocated", block], "riscv_pulp.lp_setup 0")
     # The inner one of two hardware loops.
     start = 1 + next(i for i, s in enumerate(of[block]) if s.startswith(".insn i 0x7b, 4, x0,"))
@@ -223,25 +226,24 @@ read them.
 ## Tensors, fused
 
 The dequantisation went into the product, which now reads the integer weight itself: there is no float copy. Bias and Relu
-became its epilogue, which works on each element while that is in a register. The zero point stays with the weight: for more than 4
-rows the weight will be packed, and the zero point is subtracted on the way.
+became its epilogue, which works on each element while that is in a register. The zero point stays with the weight: for more
+than 4 rows the weight will be packed, and the zero point is subtracted on the way.
 
 {code("mlir", levels.fused)}
 
 ## Buffers
 
-Tensors became memrefs in L2 (memory space 2), results became arguments, weights globals named by the hash of their bytes. `qkernel` ops
-write into a buffer that they are given.
+Tensors became memrefs in L2 (memory space 2), results became arguments, weights globals named by the hash of their bytes.
+`qkernel` ops write into a buffer that they are given.
 
 {code("mlir", levels.buffers)}
 
 ## Kernels, staged
 
 `qmm-outline-kernels` made a function of the product, and `qmm-tile-to-l1` rewrote its body: operands come to L1 (memory space 1)
-by DMA, leaf functions work on them there, the result goes back. This layer fits L1 whole; a larger one has loops over tiles here, and
-brings the next tile while it computes one. Several rows use each weight, so it is turned into a float once, in L1, in
-panels of four columns: `packed`. `qmm-plan-scratchpad` gave every tile its place in `%l1`; tiles that are not needed at the same
-time share bytes.
+by DMA, leaf functions work on them there, the result goes back. This layer fits L1 whole; a larger one has loops over tiles
+here. Twelve rows use each weight, so it is turned into a float once, in L1, in panels of four columns: `packed`.
+`qmm-plan-scratchpad` gave every tile its place in `%l1`; tiles that are not needed at the same time share bytes.
 
 {code("mlir", levels.level3[levels.staged])}
 
@@ -254,45 +256,46 @@ columns of the product. `qmm.kernel` (`qmm-select-kernels`) is the row of the ta
 
 ## C, the staged dispatch
 
-In `dispatches.c`. All cores run this function. Core 0 works the DMA; each wait and each kernel ends with a barrier.
+In `dispatches.c`. All cores run this function. Core 0 works the DMA; each wait and each kernel ends with a barrier,
+the last one in `net_run`.
 
 {code("c", c_function(levels.texts["dispatches.c"], levels.staged))}
 
 ## C, the driver of the product
 
-In `kernels.c`. It finds out which blocks of four rows and which panels are this core's, and hands them to assembly, panels side by
-side in one call. The last panel has two columns only and a function of its own: no load or store passes an operand.
+In `kernels.c`. It finds out which blocks of four rows and which panels are this core's, and hands them to assembly, panels
+side by side in one call. The last panel has two columns only and a function of its own: no load or store passes an operand.
 
 {code("c", c_function(levels.texts["kernels.c"], levels.product))}
 
 ## Assembly, before registers are allocated
 
-The functions of `kernels.S` are built as IR, for the shapes that they are for. This is the one that packs a panel of four columns.
-It loads weights as the bytes that they are, subtracts the zero points in integers, and converts, which is exact. `lp_setup` is a
-hardware loop; `lb_post` and `sw_post` also move their pointer on, and return it as a new value.
+The functions of `kernels.S` are built as IR, for the shapes of their leaf. This is the one that packs a panel of four columns,
+from any step of K on. It loads weights as the bytes that they are, subtracts the zero points in integers, and converts, which
+is exact. `lp_setup` is a hardware loop; `lb_post` and `sw_post` also move their pointer on, and return it as a new value.
 
 {code("mlir", levels.stages["built", panel])}
 
 ## Assembly, after it
 
-The same ops, with registers in their types; beside each the line of `kernels.S` that it becomes. What a `_post` op overwrites, and
-what a loop carries, shares one register. Any RISC-V assembler takes this: the instructions of XpulpV2 are `.insn`, `0x7b` a
-hardware loop, `0xb` and `0x2b` loads and stores with post-increment.
+The same ops, now with registers in their types (`<t0>` for `!riscv.reg<t0>`), and beside each the instruction in `kernels.S` that
+it becomes. What a `_post` op overwrites, and what a loop carries, shares one register. Any RISC-V assembler takes this: the
+instructions of XpulpV2 are `.insn`, `0x7b` a hardware loop, `0xb` and `0x2b` loads and stores with post-increment.
 
 {code("mlir", beside(levels.stages["allocated", panel], of[panel]))}
 
-The product has a function too long for this page, `{block}`. It keeps 16 sums in registers. This is one of the {STEPS} steps of K
-in its inner loop: 16 multiply-adds, which overwrite a sum each, and 8 loads for the next step. Two multiply-adds, one load, without
-exception: so two cores that share a float unit keep it busy in turns.
+The function of the product has {len(of[block])} instructions, too many for this page. It keeps 16 sums in registers. This is
+one of the {STEPS} steps of K in its inner loop: 16 multiply-adds, each of which overwrites a sum, and 8 loads for the next
+step. Two multiply-adds, one load, without exception: so two cores that share a float unit keep it busy in turns.
 
 {code("mlir", beside((line[4:] for line in step), of[block][start : start + len(step)]))}
 
-Functions that are not shown: {", ".join(others[:-1])}
-and {others[-1]}. Those that use registers of the caller save them in a prologue.
+Two more functions are for the last two columns: {others[0]}
+and {others[1]}. Those that use callee-saved registers begin by saving them.
 [generated_kernels.md](generated_kernels.md) says how blocks and schedules are chosen, and what was measured.
 
-`qfold compile MODEL --target {TARGET} -o DIR` writes the C and the assembly of any network, `qfold import` prints its tensor level, and
-`qfold-opt` runs single passes on it.
+`qfold compile MODEL --target {TARGET} -o DIR` writes the C and the assembly of any network, `qfold import` prints its tensor
+level, and `qfold-opt` runs single passes on it.
 """
 
 

@@ -19,7 +19,8 @@ from xdsl.utils.test_value import create_ssa_value
 
 from qfold.backend.build import BuildDirectory, BuildError, Built, compile_directory
 from qfold.backend.c.emit import emit
-from qfold.backend.c.program import NotLevel3, Program
+from qfold.backend.c.program import NotLevel3
+from qfold.backend.c.reader import read_program
 from qfold.backend.files import write_directory
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.element_types import i8
@@ -211,7 +212,9 @@ def test_a_float_kernel_and_a_cast_are_caught_by_the_audit(compiled: Compilation
     def edit(texts: dict[str, str]) -> None:
         for name in ("kernels.h", "kernels.c"):
             texts[name] = _as_float(texts[name])
-        (weight,) = (w for w in Program.of(compiled.kernels).weights if w.weight.element_type == i8)
+        (weight,) = (
+            w for w in read_program(compiled.kernels).weights if w.weight.element_type == i8
+        )
         accessor = f"net_{weight.symbol}"
         texts["network.c"] = texts["network.c"].replace(
             f"{accessor}(net)", f"(const float *)(const void *){accessor}(net)"

@@ -1,7 +1,7 @@
 // RUN: qfold-opt %s --split-input-file -p qmm-lower-quantization | filecheck %s
 // RUN: qfold-opt %s --split-input-file -p qmm-lower-quantization,qmm-fuse-epilogue | filecheck %s --check-prefix FUSED
 
-// Clamped before it is rounded; the zero point is added as an integer.
+// Clamped as a float, around the zero point, which is added as an integer.
 func.func @requantize(%a: tensor<4x8xui8>, %b: tensor<8x2xi8>) -> tensor<4x2xui8> {
   %acc = qmm.quant_matmul %a, %b : (tensor<4x8xui8>, tensor<8x2xi8>) -> tensor<4x2xi32>
   %q = qmm.requantize %acc {multiplier = array<f64: 0.5, 0.25>, zero_point = 3 : i64, axis = 1 : i64} : (tensor<4x2xi32>) -> tensor<4x2xui8>
@@ -16,11 +16,11 @@ func.func @requantize(%a: tensor<4x8xui8>, %b: tensor<8x2xi8>) -> tensor<4x2xui8
 // CHECK-NEXT:   ^bb0(%[[X:.*]]: i32, %[[F:.*]]: f64, %{{.*}}: ui8):
 // CHECK-NEXT:     %[[V0:.*]] = arith.sitofp %[[X]] : i32 to f64
 // CHECK-NEXT:     %[[V1:.*]] = arith.mulf %[[V0]], %[[F]] : f64
+// CHECK-NEXT:     %[[V2:.*]] = math.roundeven %[[V1]] : f64
 // CHECK-NEXT:     %[[LOW:.*]] = arith.constant -3.000000e+00 : f64
-// CHECK-NEXT:     %[[V2:.*]] = arith.maximumf %[[V1]], %[[LOW]] : f64
+// CHECK-NEXT:     %[[V3:.*]] = arith.maxnumf %[[V2]], %[[LOW]] : f64
 // CHECK-NEXT:     %[[HIGH:.*]] = arith.constant 2.520000e+02 : f64
-// CHECK-NEXT:     %[[V3:.*]] = arith.minimumf %[[V2]], %[[HIGH]] : f64
-// CHECK-NEXT:     %[[V4:.*]] = math.roundeven %[[V3]] : f64
+// CHECK-NEXT:     %[[V4:.*]] = arith.minnumf %[[V3]], %[[HIGH]] : f64
 // CHECK-NEXT:     %[[V5:.*]] = arith.fptosi %[[V4]] : f64 to i32
 // CHECK-NEXT:     %[[Z:.*]] = arith.constant 3 : i32
 // CHECK-NEXT:     %[[V6:.*]] = arith.addi %[[V5]], %[[Z]] : i32

@@ -9,7 +9,7 @@ func.func @one_row(%a: tensor<1x2xf32>) -> tensor<1x1xf32> {
 }
 
 // CHECK:      func.func @one_row(%[[Va:\w+]]: tensor<1x2xf32>) -> tensor<1x1xf32> {
-// CHECK-NEXT:   %[[Vy:\w+]] = qmm.dequant_matmul %[[Va]] {weight = #qmm.weight<"0x817F" : tensor<2x1xui8>>, quant = #qmm.quant<ui8, scale = 5.0e-01, zero_point = 131>, qmm.weight_bias = 256 : i64} : (tensor<1x2xf32>) -> tensor<1x1xf32>
+// CHECK-NEXT:   %[[Vy:\w+]] = qmm.dequant_matmul %[[Va]] {weight = #qmm.weight<"0x817F" : tensor<2x1xui8>>, quant = #qmm.quant<ui8, scale = 5.0e-01, zero_point = 131>, qmm.weight_bias = 260 : i64} : (tensor<1x2xf32>) -> tensor<1x1xf32>
 // CHECK-NEXT:   func.return %[[Vy]] : tensor<1x1xf32>
 // CHECK-NEXT: }
 

@@ -13,7 +13,8 @@ from xdsl.parser import Parser
 
 from qfold.backend.build import BuildError
 from qfold.backend.c.emit import emit_texts
-from qfold.backend.c.program import NotLevel3, Program
+from qfold.backend.c.program import NotLevel3
+from qfold.backend.c.reader import read_program
 from qfold.backend.c.signature import parameters
 from qfold.backend.run import build_module
 from qfold.dialects import get_all_dialects
@@ -163,7 +164,7 @@ def test_how_a_staged_dispatch_is_printed() -> None:
 
 
 def test_a_kernel_that_may_get_overlapping_tiles_is_not_told_otherwise() -> None:
-    program = Program.of(parsed(DOUBLE_BUFFERED, target="threads"))
+    program = read_program(parsed(DOUBLE_BUFFERED, target="threads"))
     (leaf,) = program.kernels
     # The carried buffers are somewhere in L1, and so is the third one.
     assert leaf.overlaps
@@ -174,7 +175,7 @@ def test_a_kernel_that_may_get_overlapping_tiles_is_not_told_otherwise() -> None
     apart = apart.replace(
         "func.call @double_tile(%now, %out)", "func.call @double_tile(%other, %out)"
     )
-    assert not Program.of(parsed(apart, target="threads")).kernels[0].overlaps
+    assert not read_program(parsed(apart, target="threads")).kernels[0].overlaps
 
 
 PARTS = [

@@ -13,10 +13,10 @@ import onnx
 import pytest
 
 from qfold.backend.c.emit import emit
-from qfold.backend.c.program import Program
+from qfold.backend.c.reader import read_program
 from qfold.backend.c.signature import parameters
 from qfold.backend.cross import CrossCompiler
-from qfold.backend.elf import Program as Elf
+from qfold.backend.elf import LinkedProgram
 from qfold.backend.files import write_directory
 from qfold.backend.run import build_module, pack_ports, unpack_ports
 from qfold.targets import target_named
@@ -73,7 +73,7 @@ def test_the_makefile_builds_for_threads(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     runner = made(folder, "threads")
     inputs, outputs = expected()
-    program = Program.of(compiled("threads").kernels)
+    program = read_program(compiled("threads").kernels)
     (folder / "in.bin").write_bytes(pack_ports(program.inputs, inputs))
     subprocess.run([str(runner), "in.bin", "out.bin", "2"], cwd=folder, check=True, timeout=60)
     found = unpack_ports(program.outputs, (folder / "out.bin").read_bytes())
@@ -91,7 +91,7 @@ def test_the_makefile_builds_for_bare_metal(tmp_path: Path, target: str) -> None
     if target != "qemu":
         link += " -T link.ld"
     runner = made(tmp_path / "project", target, f"CC={ZIG}", f"MACHINE={machine}", link)
-    symbols = {s.name for s in Elf(runner).symbols}
+    symbols = {s.name for s in LinkedProgram(runner).symbols}
     assert {"net_run", "run_on_core", "_start"} <= symbols or {"net_run", "_start"} <= symbols
     assert not {"expf", "sqrtf", "fmaf", "printf", "malloc"} & symbols
 
@@ -112,7 +112,7 @@ def test_which_files_there_are() -> None:
 def test_generated_kernels_have_a_driver_in_c() -> None:
     """One row times an int8 weight: converted in registers, by all cores."""
     files = emit(compiled("spike").kernels)
-    program = Program.of(compiled("spike").kernels)
+    program = read_program(compiled("spike").kernels)
     generated = {k.symbol: k.kernel for k in program.kernels if k.kernel.startswith("riscv.")}
     assert "riscv.dequant_matmul" in generated.values()
     assembly, drivers = files["kernels.S"].decode(), files["kernels.c"].decode()
@@ -130,7 +130,7 @@ def test_calls_are_traced_at_the_boundary_of_a_dispatch() -> None:
     inputs, outputs = expected()
     traces = executable.run_traced(inputs)
     executable.close()
-    program = Program.of(compilation.kernels)
+    program = read_program(compilation.kernels)
     assert [t.symbol for t in traces] == [d.kernel.symbol for d in program.dispatches]
     assert np.array_equal(traces[0].before[1], next(iter(inputs.values())))  # type: ignore[arg-type]
     (value,) = outputs.values()
@@ -153,5 +153,5 @@ def test_each_core_counts_its_work() -> None:
     executable.close()
     for name, value in outputs.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-    dispatches = len(Program.of(compilation.kernels).dispatches)
+    dispatches = len(read_program(compilation.kernels).dispatches)
     assert counts.work.shape[1:] == (dispatches, 3)

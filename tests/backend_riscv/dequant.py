@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qfold.backend.riscv import dequant_block, dequant_matmul
+from qfold.backend.riscv import dequant_matmul
 from qfold.backend.riscv.generated import GeneratedKernel, LeafKernel
+from qfold.targets.cluster import INSERTED
 from tests.backend_riscv.harness import Array
 from tests.backend_riscv.packed import EPILOGUES, Operand, Problem
 
@@ -107,10 +108,18 @@ class DequantProblem(Problem):
 
 @dataclass(frozen=True)
 class InsertedProblem(DequantProblem):
-    """The same for the kernel that inserts weights to floats: exact in no other respect, its bound is the one of weights that are
-    256 larger (docs/numerics.md)."""
+    """The same for the kernel that inserts weights to floats: its bound is the one of weights that are `weight_bias` larger
+    (docs/numerics.md)."""
 
     stored: str = "ui8"
+
+    @property
+    def may_pair(self) -> bool:
+        """Whether each core has whole pairs of columns that lie side by side."""
+        parts = self.split[1] if self.split else 1
+        size, larger = divmod(self.n, parts)
+        even = size % 2 == 0 and larger == 0
+        return self.m == 1 and not self.transposed and even
 
     def generate(self, leaf: LeafKernel) -> GeneratedKernel:
         return dequant_matmul.generate_inserted(leaf)
@@ -122,14 +131,14 @@ class InsertedProblem(DequantProblem):
         assert (error <= bound).all(), (str(self), float((error / bound).max()))
 
     def wide_bound(self) -> Array:
-        """With every weight and zero point 256 larger; without an epilogue."""
+        """With every weight and zero point `weight_bias` larger; without an epilogue."""
         assert not EPILOGUES[self.epilogue].body
         operands = {n: o.array.astype(np.float64) for n, o in self.operands.items()}
         a, scale = np.abs(operands["a"]), operands["scale"]
         w = operands["weight"].T if self.transposed else operands["weight"]
-        zero = operands.get("zero", np.float64(0)) + dequant_block.BIAS
+        zero = operands.get("zero", np.float64(0)) + INSERTED.weight_bias
         n = (self.k + 4) * 2.0**-24
-        largest = a @ (w + dequant_block.BIAS) + np.outer(
+        largest = a @ (w + INSERTED.weight_bias) + np.outer(
             a.sum(axis=1), np.broadcast_to(zero, w.shape[1])
         )
         return n / (1 - n) * scale * largest

@@ -248,8 +248,8 @@ INSERTED = [
 
 @needs_spike
 def test_inserted_weights(tmp_path: Path) -> None:
-    """Every weight is loaded once, as a byte, and none is converted: the conversions that there are, are of zero points. Several
-    rows are left to the exact kernel."""
+    """Every weight is loaded once, alone or with its neighbour, and none is converted. Several rows are left to the exact
+    kernel."""
     machine = target_named("spike")
     cases = [p.case(machine, f"k{i}") for i, p in enumerate(INSERTED)]
     runs, profile = run_on_spike(cases, machine, tmp_path)
@@ -258,7 +258,9 @@ def test_inserted_weights(tmp_path: Path) -> None:
         loads = 0
         for function in case.kernel.functions:
             counts = profile[function.symbol].loads
-            loads += counts.get("lbu", 0) + counts.get("p.lbu", 0)
+            halves = counts.get("lhu", 0) + counts.get("p.lhu", 0)
+            assert bool(halves) == p.may_pair
+            loads += counts.get("lbu", 0) + counts.get("p.lbu", 0) + 2 * halves
             assert not {"lb", "p.lb"} & set(counts)
             if p.m == 1:
                 assert "fcvt.s.w" not in "".join(body_of(function.text))

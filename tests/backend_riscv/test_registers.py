@@ -17,8 +17,10 @@ from xdsl.ir import Block, SSAValue
 
 from qfold.backend.riscv.builder import FunctionBuilder
 from qfold.backend.riscv.emit import (
+    Stage,
     _parallel_moves,  # pyright: ignore[reportPrivateUsage]
     finish,
+    observing,
 )
 from qfold.backend.riscv.registers import (
     CALLEE_SAVED,
@@ -100,6 +102,22 @@ def test_too_many_values() -> None:
         b.sw(value, b.zero, 0)
     with pytest.raises(OutOfRegisters, match=r"f: up to .*'integer': 3[12]"):
         finish(b)
+
+
+def test_an_observer_sees_both_stages() -> None:
+    seen: list[tuple[Stage, str]] = []
+    b = FunctionBuilder("f", ZFINX, ["p"])
+    b.sw(b.lw(b.arguments["p"]), b.arguments["p"], 4)
+    with observing(lambda stage, function: seen.append((stage, str(function)))):
+        finish(b)
+    assert [stage for stage, _ in seen] == ["built", "allocated"]
+    built, allocated = (text for _, text in seen)
+    assert "riscv.lw %p, 0 : (!riscv.reg) -> !riscv.reg\n" in built
+    assert re.search(r"riscv.lw %p, 0 : \(!riscv.reg<a0>\) -> !riscv.reg<t0>", allocated)
+    # Only while it is asked for.
+    other = FunctionBuilder("g", ZFINX, ["p"])
+    finish(other)
+    assert len(seen) == 2
 
 
 def test_holes_are_used() -> None:

@@ -20,8 +20,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
-from qfold.dialects import qmm
-from qfold.dialects.element_types import i32, integer_range, numpy_dtype
+from qfold.dialects.element_types import i32, integer_range, numpy_dtype, ui8
 from qfold.ir.builder import TensorBuilder
 from qfold.ir.locations import name_location
 
@@ -170,6 +169,27 @@ def shifted(
     return np.clip(wide, *integer_range(storage)).astype(numpy_dtype(storage))
 
 
+def quantized_dynamically(
+    x: Array, storage: IntegerType, per_row: bool
+) -> tuple[Array, Array, Array]:
+    """The oracle of `dynamic_quantize`, in f32 as ONNX computes."""
+    axes = -1 if per_row else None
+    if storage == ui8:
+        high, low = np.maximum(x.max(axis=axes), 0), np.minimum(x.min(axis=axes), 0)
+        scale = np.where(high == low, np.float32(1), (high - low) / np.float32(255))
+        zero = np.clip(np.rint(-low / scale), 0, 255)
+    else:
+        high = np.abs(x).max(axis=axes)
+        scale = np.where(high == 0, np.float32(1), high / np.float32(127))
+        zero = np.zeros_like(scale)
+    steps = np.rint(x / (scale[..., None] if per_row else scale)) + (
+        zero[..., None] if per_row else zero
+    )
+    dtype = numpy_dtype(storage)
+    q = np.clip(steps, *integer_range(storage)).astype(dtype)
+    return q, np.asarray(scale, np.float32), np.asarray(zero).astype(dtype)
+
+
 def add_bias(b: TensorBuilder, acc: SSAValue, bias: Array) -> SSAValue:
     """The sum with a constant that broadcasts, in i32."""
     constant = b.constant(bias.astype(np.int32), i32)
@@ -186,6 +206,3 @@ def scaled(b: TensorBuilder, acc: SSAValue, scale: Array) -> SSAValue:
 
 def constant(b: TensorBuilder, value: Any, type_: IntegerType) -> SSAValue:
     return b.constant(np.asarray(value).astype(numpy_dtype(type_)), type_)
-
-
-__all__ = ["Case", "Suite", "qmm"]

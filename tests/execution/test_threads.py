@@ -18,6 +18,7 @@ import pytest
 from qfold import runtime
 from qfold.backend.c.emit import emit
 from qfold.backend.c.program import Program
+from qfold.backend.c.reader import read_program
 from qfold.backend.files import write_directory
 from qfold.backend.run import build_module, pack_ports, unpack_ports
 from qfold.frontend import LoadedModel, load_model
@@ -119,7 +120,7 @@ def make_network(folder: Path, target: str, name: str = "int8") -> Network:
     loaded, inputs, expected = on_host(name)
     kernels = compile_loaded(loaded, Options(target=target)).kernels
     write_directory(folder, emit(kernels))
-    return Network(Program.of(kernels), folder, inputs, expected)
+    return Network(read_program(kernels), folder, inputs, expected)
 
 
 @pytest.fixture(scope="module")

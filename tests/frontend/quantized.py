@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, compose, helper
 from xdsl.dialects.builtin import ModuleOp
 
+from qfold.backend.run import build_module
 from qfold.interpreters.run import run
+from qfold.tools.driver import Options, lower
 from tests.frontend.helpers import Array, build, import_checked
 
 I8, U8 = np.dtype(np.int8), np.dtype(np.uint8)
@@ -54,12 +56,46 @@ def onnxruntime(model: ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
     return list(outputs)
 
 
+CHECKED: list[tuple[ModelProto, dict[str, Array], list[Array]]] = []
+"""(model, inputs, outputs by the interpreter) of what was compared with onnxruntime."""
+
+
+def compiled_side_by_side(
+    cases: Sequence[tuple[ModelProto, dict[str, Array], list[Array]]],
+) -> Iterator[tuple[Array, Array]]:
+    """(output of compiled C, output of the interpreter) of several models, compiled as one network: many builds take minutes."""
+    graph = GraphProto(name="cases")
+    feeds: dict[str, Array] = {}
+    for index, (model, inputs, _) in enumerate(cases):
+        part = compose.add_prefix_graph(model.graph, f"c{index}_")
+        graph.node.extend(part.node)
+        graph.input.extend(part.input)
+        graph.output.extend(part.output)
+        graph.initializer.extend(part.initializer)
+        feeds |= {f"c{index}_{name}": value for name, value in inputs.items()}
+    opsets = {o.domain: o for model, _, _ in cases for o in model.opset_import}
+    whole = helper.make_model(graph, opset_imports=list(opsets.values()), ir_version=10)
+    module = import_checked(whole)
+    names = [value.name for value in graph.input]
+    lower(module, Options())
+    network = build_module(module, extra_cflags=("-O1",))
+    try:
+        given = zip(network.inputs, (feeds[n] for n in names), strict=True)
+        got = iter(network.run(dict(given)).values())
+        for _, _, outputs in cases:
+            for output in outputs:
+                yield next(got), output
+    finally:
+        network.close()
+
+
 def check_against_onnxruntime(
     model: ModelProto, feeds: Mapping[str, Array], *, steps: int = 0, rtol: float = 1e-5
 ) -> ModuleOp:
     """Imports, runs and compares: integers within `steps` of onnxruntime's, floats within `rtol` of the largest."""
     module = import_checked(model)
     got = [np.asarray(o) for o in run(module, [feeds[i.name] for i in model.graph.input])]
+    CHECKED.append((model, dict(feeds), got))
     want = onnxruntime(model, feeds)
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):

@@ -12,8 +12,16 @@ from qfold.dialects import qmm
 from qfold.dialects.element_types import ui4, ui8
 from qfold.frontend import FrontendError, UnsupportedNodes, import_model
 from qfold.interpreters.run import run
-from tests.frontend.helpers import Array, import_checked, node, ops_of
-from tests.frontend.quantized import I8, U8, check_against_onnxruntime, contrib, full_range
+from tests.frontend.helpers import Array, build, import_checked, node, ops_of
+from tests.frontend.quantized import (
+    CHECKED,
+    I8,
+    U8,
+    check_against_onnxruntime,
+    compiled_side_by_side,
+    contrib,
+    full_range,
+)
 
 MICROSOFT = "com.microsoft"
 EXTREME = {I8: (-128, 127, -5), U8: (0, 255, 131)}
@@ -183,13 +191,17 @@ def pack_nibbles(values: Array) -> Array:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("k", "block"), [(64, 16), (70, 32), (48, 16), (31, 32)])
 @pytest.mark.parametrize("zero_points", ["none", "packed", "float"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_matmul_nbits(bits: int, k: int, block: int, zero_points: str, bias: bool):
+@pytest.mark.parametrize(("bias", "signed"), [(False, False), (True, False), (True, True)])
+def test_matmul_nbits(bits: int, k: int, block: int, zero_points: str, bias: bool, signed: bool):
+    """`signed`: scales of both signs, and 0, as onnxruntime's symmetric quantiser writes them."""
     n, blocks = 7, -(-k // block)
     rng = np.random.default_rng(k + bits)
     q = rng.integers(0, 1 << bits, (n, blocks, block)).astype(np.uint8)
     z = rng.integers(0, 1 << bits, (n, blocks)).astype(np.uint8)
     scale = rng.uniform(0.01, 0.1, (n, blocks)).astype(np.float32)
+    if signed:
+        scale[::2] *= -1
+        scale[1, 0] = 0
     constants: dict[str, Any] = {
         "b": pack_nibbles(q) if bits == 4 else q,
         "s": scale,
@@ -214,7 +226,7 @@ def test_matmul_nbits(bits: int, k: int, block: int, zero_points: str, bias: boo
         module = check_against_onnxruntime(model, {"a": a}, rtol=1e-5)
     (op,) = ops_of(module, qmm.DequantizeOp)
     assert op.q.type.element_type == {4: ui4, 8: ui8}[bits]
-    assert op.quant.granularity == ("axis" if blocks == 1 else "block")
+    assert op.quant.granularity == ("axis" if blocks == 1 and not signed else "block")
     (matmul,) = ops_of(module, qmm.MatmulOp)
     assert matmul.b is op.result and matmul.transpose_b is not None
     points = z if zero_points != "none" else np.full_like(z, 1 << (bits - 1))
@@ -274,3 +286,44 @@ def test_quantize_and_dequantize_of_the_other_domain(dtype: Any):
     model = contrib(nodes, {"x": (np.float32, [4, 6])}, {"y": np.float32}, constants)
     module = check_against_onnxruntime(model, {"x": float_data(4, 6)})
     assert len(ops_of(module, qmm.DequantizeOp)) == 2
+
+
+def test_convolution_with_channels_last():
+    """Data and result [N, H, W, C], the weight as ever."""
+    constants = {
+        "sa": np.float32(0.02),
+        "za": np.uint8(250),
+        "b": full_range(I8, 3, 2, 3, 3),
+        "sb": np.array([0.01, 0.02, 0.03], np.float32),
+        "zb": np.array([1, -2, 3], I8),
+        "sy": np.float32(0.4),
+        "zy": np.uint8(77),
+    }
+    inputs = ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"]
+    attrs = {"pads": [1, 0, 1, 2], "strides": [2, 1]}
+    first = build(
+        [node("QLinearConv", inputs, ["y"], **attrs)], {"a": (U8, [1, 2, 6, 5])}, ["y"], constants
+    )
+    last = contrib(
+        [node("QLinearConv", inputs, ["y"], domain=MICROSOFT, channels_last=1, **attrs)],
+        {"a": (U8, [1, 6, 5, 2])},
+        {"y": U8},
+        constants,
+    )
+    x = full_range(U8, 1, 2, 6, 5)
+    want = np.asarray(run(import_checked(first), [x])[0]).transpose(0, 2, 3, 1)
+    got = run(import_checked(last), [np.ascontiguousarray(x.transpose(0, 2, 3, 1))])[0]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_all_of_these_compiled():
+    """What ran above, thinned out, as one network in C: integers are those of the interpreter."""
+    if not CHECKED:
+        pytest.skip("no other test of this file ran")
+    for got, want in compiled_side_by_side(CHECKED[::6]):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        if got.dtype.kind == "f":
+            bound = 1e-5 * max(1.0, float(np.abs(want).max(initial=0)))
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=bound)
+        else:
+            np.testing.assert_array_equal(got, want)

@@ -358,3 +358,18 @@ def test_parameters_of_run_time_per_axis_and_block(
     np.testing.assert_array_equal(got[0], want)
     np.testing.assert_array_equal(got[1], (want.astype(np.int32) - z).astype(np.float32) * s)
     assert len(ops_of(module, qmm.QuantizeOp)) == len(ops_of(module, qmm.DequantizeOp)) == 1
+
+
+def test_scales_of_blocks_have_either_sign():
+    """As onnxruntime's symmetric quantiser writes them: the largest element of a block has the lowest integer."""
+    s = scales(3, N) * np.where(RNG.random((3, N)) < 0.5, -1, 1).astype(np.float32)
+    s[1, 0] = 0
+    dq = node("DequantizeLinear", ["q", "s"], ["w"], axis=0, block_size=8)
+    module = import_checked(model([dq], {"q": W8, "s": s}))
+    op = only_dequantize(module, W8)
+    np.testing.assert_array_equal(op.quant.scales, s)
+    x = rand(3, K)
+    w = W8.astype(np.float32) * np.repeat(s, 8, 0)
+    np.testing.assert_allclose(run(module, [x])[0], x @ w, rtol=1e-4, atol=1e-4)
+    with pytest.raises(FrontendError, match="has to be finite, found inf"):
+        import_model(model([dq], {"q": W8, "s": np.full((3, N), np.inf, np.float32)}))

@@ -10,7 +10,7 @@ import pytest
 from xdsl.dialects.builtin import IntegerType
 
 from qfold.dialects import qmm
-from qfold.dialects.element_types import i8, numpy_dtype, ui8
+from qfold.dialects.element_types import i4, i8, numpy_dtype, ui8
 from qfold.frontend import default_inputs, load_model
 from qfold.interpreters.run import run
 from tests.frontend.helpers import float_constants, import_checked, main_of, names_of, ops_of
@@ -35,7 +35,8 @@ def test_golden_outputs(name: str, golden_model: Callable[[str], Path]):
     model = load_model(folder / "network.onnx")
     module = import_checked(model.proto)
     kinds = [n.op_type for n in model.proto.graph.node]
-    assert len(ops_of(module, qmm.MatmulOp)) == kinds.count("MatMul") + kinds.count("Gemm")
+    products = [*ops_of(module, qmm.MatmulOp), *ops_of(module, qmm.QuantMatmulOp)]
+    assert len(products) == kinds.count("MatMul") + kinds.count("Gemm")
     assert len(ops_of(module, qmm.ConvOp)) == kinds.count("Conv")
     given = list(np.load(folder / "inputs.npz").values())
     defaults = default_inputs(model)
@@ -44,6 +45,15 @@ def test_golden_outputs(name: str, golden_model: Callable[[str], Path]):
     got = run(module, arguments)
     for have, want in zip(got, np.load(folder / "outputs.npz").values(), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6 * float(np.abs(want).max()))
+
+
+def test_fake_quantised_products_are_of_integers(golden_model: Callable[[str], Path]):
+    """Weights clipped to [-8, 7] and data clipped to [-128, 127], written as floats."""
+    path = golden_model("Transformer_DeepQuant") / "network.onnx"
+    module = import_checked(load_model(path).proto, freeze_initializers=True)
+    (op,) = ops_of(module, qmm.QuantMatmulOp)
+    assert (op.a.type.element_type, op.b.type.element_type) == (i8, i4)
+    assert not float_constants(module, 2)
 
 
 INTEGER: dict[str, IntegerType | None] = {

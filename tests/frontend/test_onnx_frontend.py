@@ -14,7 +14,7 @@ from xdsl.utils.arg_spec import parse_spec
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from qfold.frontend import FrontendError
-from qfold.frontend.onnx_frontend import OnnxFrontend, parse_dims
+from qfold.frontend.onnx_frontend import OnnxFrontend, parse_dims, parse_input_types
 from qfold.universe import QFOLD_UNIVERSE
 from tests.frontend.helpers import build, node
 
@@ -92,3 +92,16 @@ def test_stock_xdsl_opt(
     xDSLOptMain(args=[str(path), "-f", "onnx{dim=batch,1,sequence,16}"]).run()
     text = capsys.readouterr().out
     assert "qmm.matmul" in text and "tensor<1x16x2xf32>" in text
+
+
+def test_input_types_in_options():
+    spec = 'onnx{dim="batch=1,sequence=16" input-type="x=ui8"}'
+    frontend = OnnxFrontend.from_spec(parse_spec(spec))
+    module = frontend.parse(Context(), BytesIO(dynamic_model().SerializeToString()), "m.onnx")
+    assert "%0: tensor<1x16x8xui8>" in str(module)
+
+
+@pytest.mark.parametrize("entries", [["x"], ["x=i4"], ["=i8"], ["x=i8", "x=ui8"]])
+def test_input_types_that_do_not_parse(entries: list[str]):
+    with pytest.raises(FrontendError, match="type"):
+        parse_input_types(entries)

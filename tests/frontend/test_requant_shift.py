@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from qfold.dialects import qmm
 from qfold.dialects.element_types import i8, i32, ui8
 from qfold.frontend import FrontendError, UnsupportedNodes, import_model
 from qfold.interpreters.run import run
+from qfold.tools.qfold import main
 from tests.frontend.helpers import Array, build, float_constants, main_of, node, ops_of
 
 RNG = np.random.default_rng(3)
@@ -280,3 +282,34 @@ def test_input_types_are_checked(types: dict[str, Any], message: str):
     model = pact([requant("x", "y", "m", "a")], (4, 3), {"m": F32(1), "a": F32(0)})
     with pytest.raises(FrontendError, match=message):
         import_model(model, input_types=types)
+
+
+def test_an_output_declared_as_integers_is_the_integers():
+    model = pact([requant("x", "y", "m", "a")], (4, 3), {"m": F32(3), "a": F32(0)})
+    model.graph.output[0].type.tensor_type.elem_type = 3
+    module = imported(model, input_types={"x": i8})
+    x = whole(-128, 127, 4, 3).astype(np.int8)
+    (y,) = run(module, [x])
+    assert np.asarray(y).dtype == np.int8
+    np.testing.assert_array_equal(y, shifted(x, 3, 0, 256, -128, 127))
+
+
+def test_an_input_of_integers_in_a_network_of_floats():
+    """Only the input is integers: weights are what they are."""
+    w = RNG.standard_normal((3, 5)).astype(F32)
+    model = build([node("MatMul", ["x", "w"], ["y"])], {"x": (F32, [4, 3])}, ["y"], {"w": w})
+    module = imported(model, input_types={"x": ui8})
+    x = whole(0, 255, 4, 3).astype(np.uint8)
+    np.testing.assert_allclose(run(module, [x])[0], x.astype(F32) @ w, rtol=1e-5)
+    assert not ops_of(module, qmm.QuantMatmulOp)
+
+
+def test_the_command_line_declares_an_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model, _ = small_net()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert main(["import", str(path), "--input-type", "x=ui8"]) == 0
+    text = capsys.readouterr().out
+    assert "tensor<1x2x4x4xui8>" in text and "qmm.quant_conv" in text
+    assert main(["import", str(path), "--input-type", "x=f32"]) == 2
+    assert "NAME=i8 or NAME=ui8; found 'x=f32'" in capsys.readouterr().err

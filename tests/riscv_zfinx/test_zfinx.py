@@ -106,6 +106,39 @@ def function_of(name: str, file: str = R, rounding: str | None = None) -> Module
     )
 
 
+@needs_assembler
+@pytest.mark.parametrize(
+    ("file", "cpu"), [("x", "generic_rv32+m+c+zfinx"), ("f", "generic_rv32+m+f+c")]
+)
+def test_untied_multiply_add_is_encoded(file: str, cpu: str, tmp_path: Path) -> None:
+    """The addend has a register of its own, in the five bits that are the result's in the tied form."""
+    kind, get = (R, "rv32.get_register") if file == "x" else (F, "riscv.get_float_register")
+    registers = (11, 12, 13)
+    lines = [f"%{n} = {get} : {kind}<{file}{n}>" for n in registers]
+    types = ", ".join(f"{kind}<{file}{n}>" for n in registers)
+    lines.append(f"%r = riscv_zfinx.fmadd4.s %11, %12, %13 : ({types}) -> {kind}<{file}10>")
+    (text,) = (line.strip() for line in printed(parse("\n".join(lines))) if "fmadd" in line)
+    assert assemble([text], tmp_path, cpu) == [
+        13 << 27 | 12 << 20 | 11 << 15 | 7 << 12 | 10 << 7 | 0x43
+    ]
+
+
+def test_untied_multiply_add_leaves_its_addend() -> None:
+    module = parse(
+        f"""
+        riscv_func.func @f(%a : {R}, %b : {R}, %c : {R}) -> ({R}, {R}) {{
+          %r = riscv_zfinx.fmadd4.s %a, %b, %c : ({R}, {R}, {R}) -> {R}
+          riscv_func.return %r, %c : {R}, {R}
+        }}
+        """
+    )
+    # (1 + 2^-12)^2 - 1 = 2^-11 + 2^-24, whose last bit a product that is rounded first does not have.
+    one, minus = 0x3F800800, 0xBF800000
+    result, addend = interpret(module, one, one, minus)
+    assert result == 0x3A000400
+    assert addend & 0xFFFFFFFF == minus
+
+
 def compute(name: str, *bits: int, file: str = R, rounding: str | None = None) -> int:
     memory = bytearray(4)
     (result,) = interpret(function_of(name, file, rounding), *bits, RawPtr(memory))
@@ -113,7 +146,8 @@ def compute(name: str, *bits: int, file: str = R, rounding: str | None = None) -
 
 
 def test_every_op_is_here() -> None:
-    assert {op.name.removeprefix("riscv_zfinx.") for op in RISCV_ZFINX.operations} == set(WORDS)
+    names = {op.name.removeprefix("riscv_zfinx.") for op in RISCV_ZFINX.operations}
+    assert names == {*WORDS, "fmadd4.s"}
 
 
 def printed_instruction(name: str, file: str, rd: int, rs1: int, rs2: int) -> str:

@@ -60,6 +60,7 @@ def source() -> str:
         export(f"abs_i{bits}", t, t, f"qf_abs_i{bits}(a[i])")
         export(f"f64_to_i{bits}", "double", t, f"qf_f64_to_i{bits}(a[i])")
         export(f"f64_to_u{bits}", "double", f"u{t}", f"qf_f64_to_u{bits}(a[i])")
+    export("roundeven_double", "double", "double", "qf_roundevend(a[i])")
     for sign, t in (("i", "int8_t"), ("u", "uint8_t")):
         packed = f"qf_{sign}4x2"
         export(f"load_{sign}4", packed, t, f"qf_load_{sign}4(a, i)")
@@ -153,6 +154,29 @@ def test_from_double(bits: int, kind: str, library: ctypes.CDLL) -> None:
 
     expected = np.array([convert(float(v)) for v in x], dtype)
     np.testing.assert_array_equal(out, expected)
+
+
+def test_round_to_even(library: ctypes.CDLL) -> None:
+    """Of doubles: signed zeros and numbers without a fraction are kept."""
+    whole = [
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+        2.0**51,
+        2.0**52,
+        2.0**52 + 1,
+        2.0**53 + 2,
+        1e300,
+        np.inf,
+        np.nan,
+        5e-324,
+    ]
+    x = np.array([v + d for v in whole for d in (0.0, 0.5, -0.5, 0.25)])
+    x = np.concatenate([x, -x, np.nextafter(x, np.inf), np.nextafter(x, -np.inf)])
+    out = np.empty(x.shape, x.dtype)
+    call(library, "roundeven_double", out, x)
+    np.testing.assert_array_equal(out.view(np.uint64), np.rint(x).view(np.uint64))
 
 
 @pytest.mark.parametrize(("kind", "low"), [("i", -8), ("u", 0)])

@@ -13,7 +13,7 @@ import pytest
 from qfold.backend import cross
 from qfold.backend.build import BuildError, compile_program
 from qfold.backend.cross import CompilerError, find_cross_compiler
-from qfold.backend.elf import ElfError, Program
+from qfold.backend.elf import ElfError, LinkedProgram
 from qfold.backend.linking import linker_script
 from qfold.backend.simulators import SimulatorError, SimulatorMissing, simulator_for
 from qfold.backend.simulators.extension import extension
@@ -99,7 +99,7 @@ def test_the_link_script_follows_the_target() -> None:
 def test_symbols_and_sections_are_those_of_pyelftools(tmp_path: Path) -> None:
     needs_spike()
     elffile = pytest.importorskip("elftools.elf.elffile")
-    program = Program(build(tmp_path, SPIKE, RUNTIME_TESTS / "machine.c").binary)
+    program = LinkedProgram(build(tmp_path, SPIKE, RUNTIME_TESTS / "machine.c").binary)
     with program.path.open("rb") as stream:
         elf = elffile.ELFFile(stream)
         names = {
@@ -120,9 +120,9 @@ def test_symbols_and_sections_are_those_of_pyelftools(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     damaged.write_bytes(program.path.read_bytes()[:2000])
     with pytest.raises(ElfError, match="cut off or damaged"):
-        Program(damaged)
+        LinkedProgram(damaged)
     with pytest.raises(ElfError, match="not a 32-bit little-endian ELF file"):
-        Program(RUNTIME_TESTS / "machine.c")
+        LinkedProgram(RUNTIME_TESTS / "machine.c")
 
 
 # Compilers

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qfold.backend.elf import Program
+from qfold.backend.elf import LinkedProgram
 from tests.simulators.support import BOTH, SOURCES, Machine, needs_spike
 
 NOWHERE = 0x40000000
@@ -58,7 +58,7 @@ def trap(machine: Machine, name: str, n: int, m: int) -> tuple[str, int, int]:
     match = re.fullmatch(pattern, done.stdout)
     assert match is not None, done.stdout
     cause, pc, symbol, offset, address = match.groups()
-    function = Program(machine.binary).functions[name]
+    function = LinkedProgram(machine.binary).functions[name]
     assert symbol == name and int(pc, 16) == function.address + int(offset, 16)
     return cause, int(offset, 16), int(address, 16)
 

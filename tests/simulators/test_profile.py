@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qfold.backend.elf import Program
+from qfold.backend.elf import LinkedProgram
 from qfold.backend.simulators.profile import ProfileError, read_profile
 from tests.simulators.support import BOTH, RUNTIME_TESTS, SOURCES, Machine, needs_spike
 
@@ -40,6 +40,6 @@ def test_counts_do_not_depend_on_profiling(tmp_path: Path) -> None:
 
 def test_other_text_is_refused(tmp_path: Path) -> None:
     needs_spike()
-    program = Program(Machine(tmp_path, "spike", RUNTIME_TESTS / "machine.c").binary)
+    program = LinkedProgram(Machine(tmp_path, "spike", RUNTIME_TESTS / "machine.c").binary)
     with pytest.raises(ProfileError, match="not a line of a profile: 'walk 0 0x0 1'"):
         read_profile("jump 0 0x0 1\nwalk 0 0x0 1\n", program, 8)

@@ -49,6 +49,7 @@ def npz(tmp_path: Path) -> Path:
         ("qemu:cores=2", "target qemu has no option 'cores'; known: l1, stack"),
         ("host:cores=2", "target host has no option 'cores'; known: none"),
         ("spike:cores=17", "cores is a number from 1 to 16, got '17'"),
+        ("spike:l1=4096", "8 stacks of 2,048 bytes and 1,024 bytes of the runtime leave nothing"),
     ],
 )
 def test_what_there_is_not_is_refused_with_what_there_is(

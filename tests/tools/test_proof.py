@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 
 from qfold.backend.simulators import FunctionProfile, Profile
-from qfold.tools import proof
+from qfold.tools import audit, proof
 from qfold.tools.audit import AuditResult
 from qfold.tools.elf import ObjectFile
 from qfold.tools.manifest import manifest, program_of
@@ -93,6 +94,33 @@ def test_qemu_holds():
         assert set(results) == {LINKED, EXECUTED, DISASSEMBLED, FREESTANDING}
         assert made.profile is not None and not made.profile.has_loads
         assert all(r.ok for r in made.audited())
+
+
+def test_kernels_without_rows_need_no_loads():
+    needs_spike()
+    with built(compiled(matmul_model(0), "spike")) as made:
+        kernels = made.compilation.report["kernels"]
+        (kernel,) = (k for k in kernels if k["kernel"] == "riscv.dequant_matmul")
+        assert kernel["generated"] is not None and not kernel["generated"]["functions"]
+        assert not failed(made.proven())
+        assert all(r.ok for r in made.audited())
+
+
+def test_a_network_with_doubles_may_compute_them_in_software():
+    needs_spike()
+    cast = [
+        helper.make_node("Cast", ["x"], ["wide"], "widen", to=TensorProto.DOUBLE),
+        helper.make_node("Mul", ["wide", "wide"], ["square"], "square"),
+        helper.make_node("Add", ["square", "wide"], ["sum"], "sum"),
+        helper.make_node("Cast", ["sum"], ["y"], "narrow", to=TensorProto.FLOAT),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [5]) for n in "xy")
+    graph = helper.make_graph(cast, "doubles", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with built(compiled(model, "spike")) as made:
+        assert not failed(made.proven())
+        assert all(r.ok for r in made.audited())
+        assert "__adddf3" in ObjectFile(made.built.binary).defined
 
 
 # What is wrong
@@ -210,8 +238,8 @@ def test_libraries_for_floats_are_caught(tmp_path: Path, good: ClusterBuild):
 
 def test_names_of_helpers():
     soft = ("__adddf3", "__truncdfsf2", "__extendsfdf2", "__floatsidf", "__fixdfsi", "__ledf2")
-    assert all(proof._SOFT_DOUBLE.fullmatch(name) for name in soft)
+    assert all(audit.SOFT_DOUBLE.fullmatch(name) for name in soft)
     assert all(proof._SOFT_FLOAT.fullmatch(n) for n in ("__addsf3", "__fixsfsi", "__gtsf2"))
     # 64-bit integers are nobody's float.
     for name in ("__udivdi3", "__floatdisf", "__fixunssfdi", "__ashldi3"):
-        assert not proof._SOFT_DOUBLE.fullmatch(name) and not proof._SOFT_FLOAT.fullmatch(name)
+        assert not audit.SOFT_DOUBLE.fullmatch(name) and not proof._SOFT_FLOAT.fullmatch(name)

@@ -13,6 +13,7 @@ from xdsl.ir.affine import AffineMap
 from xdsl.transforms.canonicalize import CanonicalizePass
 
 from qfold.dialects import qmm
+from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i8, i64, ui8
 from qfold.dialects.qmm import WeightAttr
 from qfold.interpreters import run
@@ -306,3 +307,25 @@ def test_copies_vanish():
     made = check(module(build, (3, 4)), CANONICALIZE)
     assert names(made)["linalg.generic"] == 1
     assert isinstance(ops(made)[-1], func.ReturnOp)
+
+
+@pytest.mark.parametrize("zeros,left", [([0, 0, 0], None), ([5, 5, 5], ()), ([5, 6, 5], (3,))])
+def test_zero_points_of_integer_products(zeros: list[int], left: tuple[int, ...] | None) -> None:
+    """A zero point of 0 goes, equal ones become one, and a transposed second operand is read as it lies."""
+
+    def build(node: Node, a: SSAValue, b: SSAValue) -> SSAValue:
+        builder = node("product")
+        zero = builder.constant(np.array(zeros, np.int8))
+        turned = builder.transpose(b, [1, 0])
+        return builder.insert(qmm.QuantMatmulOp(a, turned, b_zero_point=zero)).result
+
+    made = module(build, (2, 4), (3, 4), types=[i8, i8])
+    check(
+        made,
+        "qmm-canonicalize",
+        inputs=[np.full((2, 4), -7, np.int8), np.arange(12, dtype=np.int8).reshape(3, 4)],
+    )
+    (op,) = [o for o in made.walk() if isinstance(o, qmm.QuantMatmulOp)]
+    assert op.transpose_b is not None and not isinstance(op.b.owner, linalg.TransposeOp)
+    found = None if op.b_zero_point is None else shape_of(op.b_zero_point)
+    assert found == left

@@ -81,7 +81,7 @@ def test_amplification_counts_the_bias() -> None:
 
 def test_option() -> None:
     assert (
-        target_named("spike:inserti=1").kernels_of("qkernel.dequant_matmul")[0].weight_bias == 256
+        target_named("spike:inserti=1").kernels_of("qkernel.dequant_matmul")[0].weight_bias == 260
     )
     assert not target_named("spike:inserti=0").inserts_weights
     with pytest.raises(ValueError, match="inserti=1 needs floats in integer registers: isa=zfinx"):

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from qfold.backend.cross import CompilerError, find_cross_compiler
-from qfold.backend.elf import ElfError, Program
+from qfold.backend.elf import ElfError, LinkedProgram
 from qfold.backend.linking import LinkError, MemoryUse, check_memory, write_linker_script
 from qfold.runtime import port_sources
 from qfold.targets import Target
@@ -171,7 +171,7 @@ def compile_program(
     memory = None
     if commands.script is not None:
         try:
-            memory = check_memory(Program(binary), target)
+            memory = check_memory(LinkedProgram(binary), target)
         except (LinkError, ElfError) as e:
             raise BuildError(str(e)) from None
     return BuiltProgram(binary, commands.compiler, objects, memory)

@@ -44,7 +44,7 @@ class Symbol:
     is_function: bool
 
 
-class Program:
+class LinkedProgram:
     """A linked program. `ElfError` for another kind of file, `OSError` when it cannot be read."""
 
     def __init__(self, path: Path):
@@ -88,7 +88,9 @@ class Program:
 def _read(raw: bytes) -> tuple[tuple[Section, ...], tuple[Symbol, ...]]:
     header: tuple[Any, ...] = _HEADER.unpack_from(raw)
     table_at, entry_size, count, names_index = (int(header[i]) for i in (6, 11, 12, 13))
-    rows: list[tuple[int, ...]] = [_SECTION.unpack_from(raw, table_at + i * entry_size) for i in range(count)]
+    rows: list[tuple[int, ...]] = [
+        _SECTION.unpack_from(raw, table_at + i * entry_size) for i in range(count)
+    ]
     names_at = rows[names_index][4]
     sections: list[Section] = []
     symbols: list[Symbol] = []

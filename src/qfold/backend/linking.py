@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qfold.backend.elf import Program
+from qfold.backend.elf import LinkedProgram
 from qfold.targets import MemoryLevel, Target
 
 # Memories are linked longer than they are, up to the next one, so that what does not fit is measured here and not only refused.
@@ -106,7 +106,7 @@ class MemoryUse:
         )
 
 
-def memory_use(program: Program, target: Target) -> MemoryUse:
+def memory_use(program: LinkedProgram, target: Target) -> MemoryUse:
     """The parts of a program that was linked by `linker_script(target)`: its sections, and in the scratchpad tiles and stacks."""
     main, l1 = _main_memory(target), _scratchpad(target)
     parts = list(_sections(program, (main, l1)))
@@ -119,7 +119,7 @@ def memory_use(program: Program, target: Target) -> MemoryUse:
     return MemoryUse(tuple(parts), {m.name: _size(m) for m in (main, l1)})
 
 
-def check_memory(program: Program, target: Target) -> MemoryUse:
+def check_memory(program: LinkedProgram, target: Target) -> MemoryUse:
     """`memory_use`, or `LinkError` with its table when a memory is too small."""
     use = memory_use(program, target)
     if use.over:
@@ -130,7 +130,7 @@ def check_memory(program: Program, target: Target) -> MemoryUse:
     return use
 
 
-def _sections(program: Program, levels: Iterable[MemoryLevel]) -> Iterable[Part]:
+def _sections(program: LinkedProgram, levels: Iterable[MemoryLevel]) -> Iterable[Part]:
     levels = sorted(levels, key=_origin)
     ends: dict[str, int] = {}
     for section in sorted(program.sections, key=lambda s: s.address):

@@ -19,7 +19,8 @@ from xdsl.ir import Attribute
 from qfold.backend.build import BuildDirectory, Built, compile_directory
 from qfold.backend.c.emit import emit
 from qfold.backend.c.layout import span
-from qfold.backend.c.program import Port, Program, WeightData
+from qfold.backend.c.program import Port, WeightData
+from qfold.backend.c.reader import read_program
 from qfold.backend.files import write_directory
 from qfold.backend.simulators import SimulationResult, SimulatorError, simulator_for
 from qfold.backend.simulators.base import SIGNAL, run_command
@@ -75,7 +76,7 @@ class Executable:
     """
 
     def __init__(self, module: ModuleOp, built: Built, scratch: BuildDirectory):
-        self._program = Program.of(module)
+        self._program = read_program(module)
         self._scratch = scratch
         self.built = built
 
@@ -285,7 +286,7 @@ def build(
 ) -> Executable:
     """Compile what `emit(module)` wrote to `directory` (see `compile_directory`)."""
     scratch = BuildDirectory()
-    target = target_named(Program.of(module).target)
+    target = target_named(read_program(module).target)
     built = compile_directory(
         directory,
         target,
@@ -312,7 +313,7 @@ def build_module(
     write_directory(source, emit(module))
     built = compile_directory(
         source,
-        target_named(Program.of(module).target),
+        target_named(read_program(module).target),
         output=scratch.path,
         cc=cc,
         trace=trace,

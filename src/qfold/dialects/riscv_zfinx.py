@@ -162,6 +162,36 @@ class MultiplyAddOperation(FloatInstruction, ABC):
         return RegisterConstraints((self.rs1, self.rs2), (), ((self.rd_in, self.rd_out),))
 
 
+class UntiedMultiplyAddOperation(FloatInstruction, ABC):
+    """
+    rd = rs1 * rs2 + rs3, rounded once: the instruction with all four registers, for an addend that is read again.
+    """
+
+    rs1 = operand_def(_FLOAT)
+    rs2 = operand_def(_FLOAT)
+    rs3 = operand_def(_FLOAT)
+    rd = result_def(_FLOAT)
+
+    assembly_format = "$rs1 `,` $rs2 `,` $rs3 attr-dict `:` functional-type(operands, results)"
+
+    def __init__(
+        self,
+        rs1: SSAValue | Operation,
+        rs2: SSAValue | Operation,
+        rs3: SSAValue | Operation,
+        *,
+        rd: FloatRegister | None = None,
+    ):
+        rs1 = SSAValue.get(rs1)
+        super().__init__(operands=[rs1, rs2, rs3], result_types=[rd or _fresh(rs1)])
+
+    def verify_(self) -> None:
+        self._verify_one_file(self.rs1, self.rs2, self.rs3, self.rd)
+
+    def assembly_line_args(self) -> tuple[AssemblyInstructionArg, ...]:
+        return self.rd, self.rs1, self.rs2, self.rs3
+
+
 class FromIntegerOperation(FloatInstruction, ABC):
     """rd = the float nearest to the integer rs1; exact for up to 24 bits. With F, `rd` is given as `!riscv.freg`."""
 
@@ -294,6 +324,16 @@ class FMAddSOp(MultiplyAddOperation):
 
 
 @irdl_op_definition
+class FMAdd4SOp(UntiedMultiplyAddOperation):
+    """rs1 * rs2 + rs3. The mnemonic is that of `FMAddSOp`."""
+
+    name = "riscv_zfinx.fmadd4.s"
+
+    def assembly_instruction_name(self) -> str:
+        return "fmadd.s"
+
+
+@irdl_op_definition
 class FMSubSOp(MultiplyAddOperation):
     """rs1 * rs2 - rd."""
 
@@ -379,6 +419,7 @@ RISCV_ZFINX = Dialect(
         FSgnjnSOp,
         FSgnjxSOp,
         FMAddSOp,
+        FMAdd4SOp,
         FMSubSOp,
         FNMSubSOp,
         FNMAddSOp,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -34,6 +34,7 @@ class NodeContext:
     directory: Path | None
     _materializer: Materializer
     _read: Container[str]
+    _origins: Mapping[Value, NodeContext]
     _attributes: dict[str, AttributeProto] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,11 +53,15 @@ class NodeContext:
         attribute = self._attributes.get(name)
         if attribute is None:
             return default
-        value = attribute_value(attribute, str(self.ref))
-        for kinds, expected in (((int, float), "a number"), ((str,), "a string")):
+        value: Any = attribute_value(attribute, str(self.ref))
+        for kinds, expected in (
+            ((int, float), "a number"),
+            ((str,), "a string"),
+            ((list,), "a list of numbers"),
+        ):
             if isinstance(default, kinds) and not isinstance(value, kinds):
                 self.invalid(f"attribute '{name}' is {value!r:.60}; expected {expected}")
-        return value
+        return cast(Any, value)
 
     def has_attr(self, name: str) -> bool:
         """Whether the node gives the attribute."""
@@ -88,6 +93,13 @@ class NodeContext:
     def value(self, index: int) -> SSAValue:
         """Input `index` as a tensor; a constant is written to the IR on first use."""
         return self._materializer.value(self.lattice(index), self.ref)
+
+    def origin(self, value: Value, *operators: str) -> NodeContext | None:
+        """The node that computed a value, if its operator is one of these of ONNX's domain."""
+        found = self._origins.get(value)
+        if found is None or found.ref.domain or found.ref.op_type not in operators:
+            return None
+        return found
 
     def matrix(self, index: int) -> tuple[SSAValue, bool]:
         """Input `index`, and whether it is to be read with its last two dimensions swapped.

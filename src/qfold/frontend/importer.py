@@ -1,9 +1,9 @@
 """The driver: walks a graph's nodes in order and turns each into constants or IR.
 
-For every node, in this order: layout and arithmetic on constants that stand for quantised weights are only recorded
-(`raising.py`); a node whose inputs are all constants is evaluated (`folding.py`); `If` with a known condition is replaced by its
-branch; a registered importer (`ops/`) emits IR; an operator that ONNX or the model defines as a function is replaced by its body.
-What is left is collected and reported at once.
+For every node, in this order: integers that the model holds as floats stay integers (`carrying.py`); layout and arithmetic on
+constants that stand for quantised weights are only recorded (`raising.py`); a node whose inputs are all constants is evaluated
+(`folding.py`); `If` with a known condition is replaced by its branch; a registered importer (`ops/`) emits IR; an operator that
+ONNX or the model defines as a function is replaced by its body. What is left is collected and reported at once.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from qfold.frontend.tensors import (
     onnx_type_of,
 )
 from qfold.frontend.values import Carried, Const, Quantized, Value
+from qfold.ir.builder import element_type
 from qfold.ir.locations import name_location
 
 
@@ -92,6 +93,8 @@ class GraphImporter:
         self.materializer = Materializer(block)
         self.reasons: list[Unsupported] = []
         self.nodes = 0
+        self.origins: dict[Value, NodeContext] = {}
+        """The nodes that values come from."""
         self.functions = {
             (registry.canonical_domain(f.domain), f.name): f for f in model.proto.functions
         }
@@ -164,7 +167,7 @@ class GraphImporter:
         except Unsupported as reason:
             self.reasons.append(reason)
             results = [POISON] * len(node.output)
-        except (VerifyException, ValueError, IndexError) as error:
+        except (VerifyException, ValueError, IndexError, OverflowError) as error:
             raise FrontendError(f"{ref} is not valid: {shortened(error)}") from error
         for output, result in zip(node.output, results, strict=False):
             if output:
@@ -204,6 +207,7 @@ class GraphImporter:
                 self.model.directory,
                 self.materializer,
                 scope.read,
+                self.origins,
             )
 
         kept = carrying.keep_integers(given, context)
@@ -211,6 +215,17 @@ class GraphImporter:
             return kept
         inputs = [self.materializer.carried(v, ref) if isinstance(v, Carried) else v for v in given]
         ctx = context(inputs)
+        results = self.import_in(ctx, definition, scope)
+        for result in results:
+            if isinstance(result, SSAValue | Const):
+                self.origins.setdefault(result, ctx)
+        return results
+
+    def import_in(
+        self, ctx: NodeContext, definition: OpSchema | None, scope: Scope
+    ) -> Sequence[Slot]:
+        """The outputs of the node of `ctx`, by the first way that applies."""
+        node, ref = ctx.node, ctx.ref
         raised = raising.raise_node(ctx)
         if raised is not None:
             return raised
@@ -364,11 +379,12 @@ def _type_proto(value: Value | None) -> TypeProto:
 
 def as_declared(result: Slot, declared: ValueInfoProto | None) -> Slot:
     """Carried integers in the type that the model declares for them, which may differ from that of what they come from."""
-    if not isinstance(result, Carried) or declared is None:
+    if not isinstance(result, Carried) or declared is None or result.zero_point is not None:
         return result
     kind = declared.type.tensor_type.elem_type
     wanted = element_type_of_onnx(kind, f"value '{declared.name}'") if kind else result.type
-    return replace(result, type=wanted) if wanted in (f32, i32, i64) else result
+    holds = (f32, i32, i64, element_type(result.integers))
+    return replace(result, type=wanted) if wanted in holds else result
 
 
 def check_size(result: Slot, ref: NodeRef) -> None:

@@ -41,13 +41,19 @@ class Materializer:
     def carried(self, value: Carried, reader: NodeRef) -> SSAValue:
         """Carried integers in the type that the model gives them."""
         source = element_type(value.integers)
-        if source == value.type:
+        if source == value.type and value.zero_point is None:
             return value.integers
         if value not in self._carried:
             builder = self.at(name_location(reader.name))
-            self._carried[value] = builder.elementwise(
-                [value.integers], value.type, lambda b, e: _converted(b, source, value.type, e[0])
-            )
+            operands = [value.integers]
+            if value.zero_point is not None:
+                operands.append(builder.constant(value.zero_point.astype(np.float32), f32))
+
+            def body(b: ScalarBuilder, e: Sequence[SSAValue]) -> SSAValue:
+                x = _converted(b, source, value.type, e[0])
+                return b(arith.SubfOp, x, e[1]) if len(e) > 1 else x
+
+            self._carried[value] = builder.elementwise(operands, value.type, body)
         return self._carried[value]
 
     def narrowed(self, const: Const, target: IntegerType) -> Const | None:
@@ -132,6 +138,8 @@ class Materializer:
 
 def _converted(b: ScalarBuilder, source: Attribute, target: Attribute, x: SSAValue) -> SSAValue:
     """An integer, or a float that holds one, as `target`: f32 or a signed integer that is wider."""
+    if source == target:
+        return x
     if is_float(source):
         return b(arith.FPToSIOp, x, target)
     if is_float(target):

@@ -89,7 +89,9 @@ def import_loaded(
     values: dict[str, Slot] = {}
     for value, argument, type_, given in zip(arguments, block.args, declared, types, strict=True):
         carried = type_ != given or (integers and type_.element_type == f32)
-        values[value.name] = Carried(argument, type_.element_type) if carried else argument
+        values[value.name] = (
+            Carried(argument, type_.element_type, strict=integers) if carried else argument
+        )
     scope = Scope(values, dict(model.opsets))
     slots = importer.run_graph(graph, scope)
     if importer.reasons:
@@ -109,6 +111,7 @@ def import_loaded(
         else:
             results.append(importer.materializer.value(slot, reader))
     block.add_op(func.ReturnOp(*results))
+    _erase_unused(block)
     function = func.FuncOp(
         "main",
         FunctionType.from_lists(types, [r.type for r in results]),
@@ -120,6 +123,14 @@ def import_loaded(
     module = ModuleOp([function])
     module.attributes["qmm.opset"] = IntegerAttr(model.opsets.get("", 1), i64)
     return module
+
+
+def _erase_unused(block: Block) -> None:
+    """Erases ops whose results nothing reads: what was recognised, afterwards, as part of something else."""
+    for op in reversed(tuple(block.ops)):
+        if op.results and not any(r.uses for r in op.results):
+            op.detach()
+            op.erase()
 
 
 def _apply_input_types(

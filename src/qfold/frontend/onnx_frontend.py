@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import IO
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerType, ModuleOp
 from xdsl.utils.frontend import Frontend
 
+from qfold.dialects.element_types import i8, ui8
 from qfold.frontend.errors import FrontendError
 from qfold.frontend.module import import_model
 
@@ -34,23 +35,43 @@ def parse_dims(entries: Sequence[str | int]) -> dict[str, int]:
     return dims
 
 
+_INPUT_TYPES: dict[str, IntegerType] = {"i8": i8, "ui8": ui8}
+
+
+def parse_input_types(entries: Sequence[str]) -> dict[str, IntegerType]:
+    """`["input=ui8"]` as a dictionary."""
+    types: dict[str, IntegerType] = {}
+    for entry in entries:
+        name, _, written = entry.rpartition("=")
+        if not name or written not in _INPUT_TYPES:
+            raise FrontendError(f"an input type is given as NAME=i8 or NAME=ui8; found '{entry}'")
+        if name in types:
+            raise FrontendError(f"the type of input '{name}' is given twice")
+        types[name] = _INPUT_TYPES[written]
+    return types
+
+
 @dataclass(frozen=True)
 class OnnxFrontend(Frontend):
     """Reads ONNX models.
 
     `dim` gives lengths to dynamic dimensions: `-f 'onnx{dim="batch=1,sequence=16"}'`, or, as the syntax of options has no
     place for a second `=` outside of quotes, `-f 'onnx{dim=batch,1,sequence,16}'`. `freeze-initializers=true` makes
-    initializers that are also graph inputs constants. External data is read from the directory of the file.
+    initializers that are also graph inputs constants. `input-type` declares float inputs that hold integers,
+    `-f 'onnx{input-type="x=ui8"}'`. External data is read from the directory of the file.
     """
 
     name = "onnx"
 
     dim: tuple[str | int, ...] | str = ()
     freeze_initializers: bool = False
+    input_type: tuple[str, ...] | str = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.dim, str):
             object.__setattr__(self, "dim", (self.dim,))
+        if isinstance(self.input_type, str):
+            object.__setattr__(self, "input_type", (self.input_type,))
 
     def parse(self, ctx: Context, input: IO[bytes], input_name: str = "input") -> ModuleOp:
         """The module of `import_model`; its dialects need not be registered in `ctx`."""
@@ -61,4 +82,5 @@ class OnnxFrontend(Frontend):
             directory=path.parent if path.is_file() else None,
             name=input_name,
             freeze_initializers=self.freeze_initializers,
+            input_types=parse_input_types(self.input_type),
         )

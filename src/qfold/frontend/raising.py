@@ -13,12 +13,12 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute
 
 from qfold.dialects.element_types import i4, i8, ui4, ui8
-from qfold.frontend.values import Const, Quantized, Value
+from qfold.frontend.values import Carried, Const, Quantized, Value
 
 if TYPE_CHECKING:
     from qfold.frontend.context import NodeContext
 
-Rule: TypeAlias = "Callable[[NodeContext], Sequence[Value] | None]"
+Rule: TypeAlias = "Callable[[NodeContext], Sequence[Value | Carried] | None]"
 """The node's outputs, or None to let it be folded or imported like any other."""
 
 _RULES: dict[tuple[str, str], Rule] = {}
@@ -48,7 +48,7 @@ def handled_ops() -> list[tuple[str, str]]:
     return sorted(_RULES)
 
 
-def raise_node(ctx: NodeContext) -> Sequence[Value] | None:
+def raise_node(ctx: NodeContext) -> Sequence[Value | Carried] | None:
     """Applies the rule for the node, if there is one and it holds."""
     found = _RULES.get((ctx.ref.domain, ctx.node.op_type))
     return None if found is None else found(ctx)

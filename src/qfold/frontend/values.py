@@ -34,6 +34,8 @@ class Const:
     """The ONNX value or node that it comes from, for locations."""
     view_of: tuple[Const, tuple[int, ...]] | None = None
     """`(original, permutation)`: this is `transpose(original, permutation)`."""
+    declared: IntegerType | None = None
+    """What the floats are integers of, where an operator says so: a Clip of rounded numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,13 +47,14 @@ class Const:
         total = tuple(done[axis] for axis in permutation)
         if total == tuple(range(len(total))):
             return origin
-        return Const(origin.array.transpose(total), self.type, self.name, (origin, total))
+        moved = origin.array.transpose(total)
+        return Const(moved, self.type, self.name, (origin, total), self.declared)
 
     def reshaped(self, shape: Sequence[int]) -> Const:
         """The same elements in row-major order with another shape; moves bytes only if permuted."""
         if tuple(shape) == self.shape:
             return self
-        return Const(self.array.reshape(shape), self.type, self.name)
+        return Const(self.array.reshape(shape), self.type, self.name, declared=self.declared)
 
 
 @dataclass(eq=False, frozen=True)
@@ -217,6 +220,10 @@ class Carried:
     """A tensor of i8, ui8 or i32; of f32 itself where nothing declares a width."""
     type: Attribute
     """The element type that the model gives them."""
+    zero_point: Array | None = None
+    """What is subtracted from them, after the conversion to `type`: whole numbers that broadcast to their shape."""
+    strict: bool = True
+    """Whether the network's operators define the widths of their constants (PACTOps). Else constants declare their own."""
 
     @property
     def shape(self) -> tuple[int, ...]:

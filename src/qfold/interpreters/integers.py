@@ -105,16 +105,15 @@ def quant_conv(domain: Domain, x: Integers, w: Integers, window: Window) -> Valu
 
 
 def requantize(domain: Domain, op: qmm.RequantizeOp, accumulator: Value) -> Value:
-    """`clamp(roundeven(acc * multiplier) + zero_point)`, clamped before it is rounded: that is the same, between integers."""
+    """`clamp(roundeven(acc * multiplier) + zero_point)`, clamped as a float."""
     low, high = op.clamp
     factor = _along(op, op.multipliers, accumulator.ndim)
     product = domain.convert("arith.sitofp", i32, f64, accumulator)
     product = domain.float_op("arith.mulf", f64, product, factor)
-    for name, bound in (("arith.maximumf", low - op.zero), ("arith.minimumf", high - op.zero)):
-        product = domain.float_op(name, f64, product, np.asarray(bound, np.float64))
-    whole = domain.convert(
-        "arith.fptosi", f64, i32, domain.float_op("math.roundeven", f64, product)
-    )
+    steps = domain.float_op("math.roundeven", f64, product)
+    for name, bound in (("arith.maxnumf", low - op.zero), ("arith.minnumf", high - op.zero)):
+        steps = domain.float_op(name, f64, steps, np.asarray(bound, np.float64))
+    whole = domain.convert("arith.fptosi", f64, i32, steps)
     whole = domain.integer_op("arith.addi", i32, whole, np.asarray(op.zero, np.int32))
     return narrowed(domain, i32, whole, op.storage)
 

@@ -217,6 +217,8 @@ def _compute(op: Operation, args: PythonValues) -> int:
             rd, rs1, rs2 = (_bits(op, a) for a in args)
             product_sign, addend_sign = _SIGNS[kind]
             return fused_multiply_add(rs1 ^ product_sign, rs2, rd ^ addend_sign)
+        case zfinx.UntiedMultiplyAddOperation():
+            return fused_multiply_add(*(_bits(op, a) for a in args))
         case zfinx.ToIntegerOperation():
             mode = "rne" if op.rounding is None else op.rounding.data
             return _to_integer(float_of_bits(_bits(op, args[0])), mode, *_RANGES[kind])

@@ -140,6 +140,8 @@ def simplified(quant: QuantAttr, shape: Sequence[int]) -> QuantAttr:
     if quant.axis is None or quant.scale.is_elided:
         return quant
     scales, zeros = quant.scales, quant.zero_points
+    if not (scales > 0).all():
+        return quant  # only scales of blocks may be
     if scales.size == 1:
         return QuantAttr.get(quant.storage, scales.reshape(()), zeros.reshape(()))
     if quant.block_size is None:

@@ -55,7 +55,7 @@ static inline ptrdiff_t qf_clamp_index(int64_t i, ptrdiff_t extent) {
 /* ---- signless arithmetic ------------------------------------------------------------------------------- */
 
 /* `wide` is unsigned and at least as wide as int, so that no operand is promoted to a signed type. */
-#define QF_DEFINE_INT(w, wide, low)                                                                            \
+#define QF_DEFINE_INT(w, wide)                                                                                 \
     static inline int##w##_t qf_add_i##w(int##w##_t a, int##w##_t b) {                                         \
         return (int##w##_t)(uint##w##_t)((wide)a + (wide)b);                                                   \
     }                                                                                                          \
@@ -105,28 +105,32 @@ static inline ptrdiff_t qf_clamp_index(int64_t i, ptrdiff_t extent) {
     static inline int##w##_t qf_minu_i##w(int##w##_t a, int##w##_t b) {                                        \
         return (uint##w##_t)a < (uint##w##_t)b ? a : b;                                                        \
     }                                                                                                          \
-    static inline int##w##_t qf_abs_i##w(int##w##_t a) { return a < 0 ? qf_sub_i##w(0, a) : a; }               \
-    /* Towards zero and saturating; a NaN gives 0. `low` is a power of two, exact in a double. */              \
-    static inline int##w##_t qf_f64_to_i##w(double x) {                                                        \
-        if (!(x > (low))) {                                                                                    \
-            return x == x ? INT##w##_MIN : (int##w##_t)0;                                                      \
-        }                                                                                                      \
-        return x >= -(low) ? INT##w##_MAX : (int##w##_t)x;                                                     \
-    }                                                                                                          \
-    static inline uint##w##_t qf_f64_to_u##w(double x) {                                                       \
-        if (!(x > 0.0)) {                                                                                      \
-            return 0;                                                                                          \
-        }                                                                                                      \
-        return x >= -2.0 * (low) ? UINT##w##_MAX : (uint##w##_t)x;                                             \
-    }
+    static inline int##w##_t qf_abs_i##w(int##w##_t a) { return a < 0 ? qf_sub_i##w(0, a) : a; }
 
-QF_DEFINE_INT(8, uint32_t, -128.0)
-QF_DEFINE_INT(16, uint32_t, -32768.0)
-QF_DEFINE_INT(32, uint32_t, -2147483648.0)
-QF_DEFINE_INT(64, uint64_t, -9223372036854775808.0)
+QF_DEFINE_INT(8, uint32_t)
+QF_DEFINE_INT(16, uint32_t)
+QF_DEFINE_INT(32, uint32_t)
+QF_DEFINE_INT(64, uint64_t)
 #undef QF_DEFINE_INT
 
 /* ---- double -------------------------------------------------------------------------------------------- */
+
+typedef union {
+    double d;
+    uint64_t u;
+} qf_double_bits_t;
+
+static inline uint64_t qf_double_bits(double x) {
+    qf_double_bits_t b;
+    b.d = x;
+    return b.u;
+}
+
+static inline double qf_double_from_bits(uint64_t u) {
+    qf_double_bits_t b;
+    b.u = u;
+    return b.d;
+}
 
 static inline double qf_maximumd(double a, double b) {
     return a != a || a > b ? a : b;
@@ -136,24 +140,58 @@ static inline double qf_minimumd(double a, double b) {
     return a != a || a < b ? a : b;
 }
 
+/* The other one if one is a NaN: a single instruction where b is a constant. */
 static inline double qf_maxnumd(double a, double b) {
-    return a != a || a < b ? b : a;
+    return a > b || b != b ? a : b;
 }
 
 static inline double qf_minnumd(double a, double b) {
-    return a != a || a > b ? b : a;
+    return a < b || b != b ? a : b;
 }
+
+#define QF_DOUBLE_SIGN 0x8000000000000000u
 
 static inline double qf_absd(double x) {
-    return x < 0.0 ? -x : x;
+    return qf_double_from_bits(qf_double_bits(x) & ~QF_DOUBLE_SIGN);
 }
 
-/* Halves to even: the sum with 2^52 has no bits for a fraction. */
+/* Halves to even: a sum with 2^52 has no bits for a fraction. What is chosen is the addend and not the result, which compilers
+ * would make a branch of, and no vectors. */
 static inline double qf_roundevend(double x) {
     double a = qf_absd(x);
-    double r = (a + 0x1p52) - 0x1p52;
-    r = x < 0.0 ? -r : r;
-    return r == x || !(a < 0x1p52) ? x : r;
+    double whole = a < 0x1p52 ? 0x1p52 : 0.0;
+    double r = (a + whole) - whole;
+    return qf_double_from_bits(qf_double_bits(r) | (qf_double_bits(x) & QF_DOUBLE_SIGN));
+}
+
+/* Towards zero and saturating; a NaN gives 0. Bounds of up to 32 bits are exact in a double. */
+#define QF_DEFINE_TO_INT(name, type, low, high)                                                                \
+    static inline type name(double x) {                                                                        \
+        double c = x == x ? x : 0.0;                                                                           \
+        c = c > (low) ? c : (low);                                                                             \
+        c = c < (high) ? c : (high);                                                                           \
+        return (type)c;                                                                                        \
+    }
+QF_DEFINE_TO_INT(qf_f64_to_i8, int8_t, -128.0, 127.0)
+QF_DEFINE_TO_INT(qf_f64_to_u8, uint8_t, 0.0, 255.0)
+QF_DEFINE_TO_INT(qf_f64_to_i16, int16_t, -32768.0, 32767.0)
+QF_DEFINE_TO_INT(qf_f64_to_u16, uint16_t, 0.0, 65535.0)
+QF_DEFINE_TO_INT(qf_f64_to_i32, int32_t, -2147483648.0, 2147483647.0)
+QF_DEFINE_TO_INT(qf_f64_to_u32, uint32_t, 0.0, 4294967295.0)
+#undef QF_DEFINE_TO_INT
+
+static inline int64_t qf_f64_to_i64(double x) {
+    if (!(x > -0x1p63)) {
+        return x == x ? INT64_MIN : 0;
+    }
+    return x >= 0x1p63 ? INT64_MAX : (int64_t)x;
+}
+
+static inline uint64_t qf_f64_to_u64(double x) {
+    if (!(x > 0.0)) {
+        return 0;
+    }
+    return x >= 0x1p64 ? UINT64_MAX : (uint64_t)x;
 }
 
 #endif

@@ -56,7 +56,10 @@ def with_options(target: Target, options: str) -> Target:
     if "stack" in given:
         result = replace(result, stack_bytes=_multiple_of_16("stack", given["stack"]))
     if result.scratchpad_bytes <= 0:
-        raise ValueError(f"{target.name}:{options}: the stacks leave nothing of L1")
+        raise ValueError(
+            f"{target.name}:{options}: {result.cores} stacks of {result.stack_bytes:,} bytes and {result.reserved_bytes:,} bytes "
+            "of the runtime leave nothing of L1 for tiles"
+        )
     text = ",".join(f"{key}={given[key]}" for key in sorted(given))
     return replace(result, name=f"{target.name}:{text}")
 

@@ -19,8 +19,8 @@ def hoisting_factor(weight: WeightAttr, quant: QuantAttr, bias: int = 0) -> floa
     scale, zero = quant.broadcast(weight.shape)
     q = weight.array().astype(np.float64) + bias
     zero = zero.astype(np.float64) + bias
-    plain = float((scale * np.abs(q - zero)).sum())
-    hoisted = float((scale * (np.abs(q) + np.abs(zero))).sum())
+    plain = float((np.abs(scale) * np.abs(q - zero)).sum())
+    hoisted = float((np.abs(scale) * (np.abs(q) + np.abs(zero))).sum())
     return hoisted / plain if plain else 1.0
 
 

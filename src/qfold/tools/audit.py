@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import Float64Type, ModuleOp
+from xdsl.ir import Attribute
 
 from qfold.backend.build import Built
 from qfold.backend.c.program import Kernel
@@ -41,6 +42,9 @@ _INTEGER_HELPER = re.compile(
     r"|__(clz|ctz|popcount|bswap|ffs|parity)[sd]i2"
 )
 """What a compiler for 32 bits calls for integers of 64 (GCC internals manual, "The GCC low-level runtime library")."""
+
+SOFT_DOUBLE = re.compile(r"__[a-z]*df[a-z0-9]*")
+"""What a compiler calls for doubles without a unit for them (the same, "Routines for floating point emulation")."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def audit(
             _check_types(calls, linked or kernels, linked or dispatches),
             _check_weights(constants, weights),
             _check_float_copies(constants, quantized, weights, code),
-            _check_libraries((*code, weights), set(constants), target),
+            _check_libraries((*code, weights), set(constants), target, doubles=has_doubles(module)),
         ]
 
 
@@ -305,8 +309,14 @@ def _check_float_copies(
     )
 
 
+def has_doubles(module: ModuleOp) -> bool:
+    """Whether the network computes in double precision."""
+    types: Iterator[Attribute] = (r.type for op in module.walk() for r in op.results)
+    return any(isinstance(getattr(t, "element_type", t), Float64Type) for t in types)
+
+
 def _check_libraries(
-    objects: Sequence[ObjectFile], constants: set[str], target: Target
+    objects: Sequence[ObjectFile], constants: set[str], target: Target, *, doubles: bool
 ) -> AuditResult:
     defined = {name for o in objects for name in o.defined}
     missing = {name for o in objects for name in o.undefined} - defined - constants
@@ -315,5 +325,7 @@ def _check_libraries(
         missing = {name for name in missing if not _RUNTIME.fullmatch(name)}
     if target.isa is not None:
         missing = {name for name in missing if not _INTEGER_HELPER.fullmatch(name)}
+        if doubles:
+            missing = {name for name in missing if not SOFT_DOUBLE.fullmatch(name)}
     problems = [f"{name} has to come from a library" for name in sorted(missing)]
     return AuditResult("no library function is needed", tuple(problems), f"{len(objects)} objects")

@@ -17,7 +17,7 @@ from xdsl.printer import Printer
 from qfold.backend.files import write_directory
 from qfold.backend.run import build, build_module
 from qfold.frontend import LoadedModel, load_model
-from qfold.frontend.onnx_frontend import parse_dims
+from qfold.frontend.onnx_frontend import parse_dims, parse_input_types
 from qfold.targets import target_named
 from qfold.tools import driver
 from qfold.tools.arrays import Array, load_npz, match_arrays, random_inputs, save_npz
@@ -43,6 +43,7 @@ def options_of(args: argparse.Namespace) -> Options:
         hoist=not getattr(args, "no_hoist", False),
         target=getattr(args, "target", "host"),
         freeze_initializers=args.freeze_initializers,
+        input_types=parse_input_types(args.input_type),
     )
 
 
@@ -170,6 +171,7 @@ def _refuse_compile_options(args: argparse.Namespace) -> None:
     given = {
         "--dim": bool(args.dim),
         "--freeze-initializers": args.freeze_initializers,
+        "--input-type": bool(args.input_type),
         "--no-fuse": args.no_fuse,
         "--no-hoist": args.no_hoist,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects import get_all_dialects as get_xdsl_dialects
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerType, ModuleOp
 
 from qfold.backend.c.emit import emit
 from qfold.backend.c.generated import generate_kernels
@@ -45,6 +45,8 @@ class Options:
     target: str = "host"
     freeze_initializers: bool = False
     """Initializers that are also graph inputs are constants."""
+    input_types: Mapping[str, IntegerType] = field(default_factory=dict[str, IntegerType])
+    """What float inputs hold that the model's format does not declare: input name -> i8 or ui8."""
     verify_each: bool = False
     """Run the verifiers after each pass and not only where a level ends."""
 
@@ -75,7 +77,12 @@ def make_context() -> Context:
 
 def import_tensor_module(model: LoadedModel, options: Options) -> ModuleOp:
     """The model at the tensor level, as the frontend makes it."""
-    module = import_loaded(model, options.dims, freeze_initializers=options.freeze_initializers)
+    module = import_loaded(
+        model,
+        options.dims,
+        freeze_initializers=options.freeze_initializers,
+        input_types=options.input_types,
+    )
     module.verify()
     return module
 

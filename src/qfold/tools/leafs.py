@@ -20,6 +20,7 @@ from qfold.backend.c.staged import constant
 from qfold.dialects import pulp, qkernel
 from qfold.dialects.contraction import GroupedOperation, ints, shape_of, window_of
 from qfold.dialects.element_types import byte_size
+from qfold.ir.operands import named_operands
 from qfold.tools.errors import ToolError
 
 _Op = TypeVar("_Op", bound=Operation)
@@ -164,8 +165,10 @@ def _weight(op: Operation) -> SSAValue | None:
 
 
 def _weights_read(op: Operation, weight: SSAValue) -> int:
-    """The elements of a weight, but for those that a window has only ever over the padding."""
+    """The elements of a weight, but for those that a window has only ever over the padding; none for an empty output."""
     shape = shape_of(weight)
+    if 0 in shape_of(dict(named_operands(op))["y"]):
+        return 0
     if not isinstance(op, qkernel.ConvOp | qkernel.DequantConvOp):
         return prod(shape)
     _, strides, pads, dilations = window_of(op)

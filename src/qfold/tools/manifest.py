@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute
 
 from qfold.backend.c.program import Dispatch, NotLevel3, Program, WeightData
+from qfold.backend.c.reader import read_program
 from qfold.tools.errors import ToolError
 from qfold.tools.leafs import (
     LeafRecord,
@@ -60,7 +61,7 @@ class KernelRecord:
 def program_of(module: ModuleOp) -> Program:
     """The module as the printer sees it. `ToolError` when it is not at the kernel level."""
     try:
-        return Program.of(module)
+        return read_program(module)
     except NotLevel3 as error:
         raise ToolError(f"the module is not at the kernel level: {error}") from error
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from xdsl.dialects.builtin import Float64Type, ModuleOp
-from xdsl.ir import Attribute
+from xdsl.dialects.builtin import ModuleOp
 
 from qfold.backend.c.program import Program
 from qfold.backend.simulators import Profile
-from qfold.tools.audit import AuditResult
+from qfold.tools.audit import SOFT_DOUBLE, AuditResult, has_doubles
 from qfold.tools.elf import ObjectFile
 from qfold.tools.leafs import LeafRecord, every_leaf, leaf_sequence
 from qfold.tools.manifest import KernelRecord
@@ -32,7 +31,6 @@ _LIBM = (
 LIBM = frozenset(f"{name}{suffix}" for name in _LIBM for suffix in ("", "f", "l"))
 """Functions of <math.h> (C99, 7.12) for all three types, and one that compilers merge calls into."""
 
-_SOFT_DOUBLE = re.compile(r"__[a-z]*df[a-z0-9]*")
 _SOFT_FLOAT = re.compile(
     r"__(add|sub|mul|div|neg|eq|ne|lt|le|gt|ge|unord)sf[23]|__(fix(uns)?sfsi|float(un)?sisf)"
 )
@@ -205,7 +203,8 @@ def _check_loads(
         looked += len(loads)
         found = {name for name, _ in loads}
         wanted = _OF_WEIGHT.get(leaf.weight_type or "", frozenset[str]())
-        if wanted and not wanted & found:
+        reads = leaf.weights or (leaf.weight_type == "f32" and leaf.iterations)
+        if wanted and reads and not wanted & found:
             problems.append(
                 f"{leaf.symbol} has a weight of {leaf.weight_type} but no {_or(wanted)}: it loads by {_or(found)}"
             )
@@ -271,19 +270,13 @@ def _check_freestanding(module: ModuleOp, linked: ObjectFile) -> AuditResult:
     """No libm, no floats in software (but doubles, where the network itself has some), nothing undefined."""
     functions = [s.name for s in linked.defined.values() if s.is_function]
     problems = [f"{name} is a function of libm" for name in functions if name in LIBM]
-    wide = _has_doubles(module)
+    wide = has_doubles(module)
     problems += [
         f"{name} computes floats in software"
         for name in functions
-        if _SOFT_FLOAT.fullmatch(name) or (_SOFT_DOUBLE.fullmatch(name) and not wide)
+        if _SOFT_FLOAT.fullmatch(name) or (SOFT_DOUBLE.fullmatch(name) and not wide)
     ]
     problems += [f"{name} is undefined" for name in sorted(linked.undefined)]
     return _result(
         "no libm, no floats in software", problems, f"{len(functions)} functions of the program"
     )
-
-
-def _has_doubles(module: ModuleOp) -> bool:
-    """Whether the network computes in double precision."""
-    types: Iterator[Attribute] = (r.type for op in module.walk() for r in op.results)
-    return any(isinstance(getattr(t, "element_type", t), Float64Type) for t in types)

@@ -41,6 +41,13 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="treat initializers that are also graph inputs as constants",
     )
+    parser.add_argument(
+        "--input-type",
+        action="append",
+        default=[],
+        metavar="NAME=i8|ui8",
+        help="declare that a float input holds integers, and make it one of them; may be given several times",
+    )
 
 
 def _add_compile_options(parser: argparse.ArgumentParser) -> None:

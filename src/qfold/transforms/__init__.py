@@ -17,6 +17,7 @@ _TENSOR_LEVEL: dict[str, str] = {
     "qmm-fuse-dequant": "QmmFuseDequantPass",
     "qmm-fuse-elementwise": "QmmFuseElementwisePass",
     "qmm-fuse-epilogue": "QmmFuseEpiloguePass",
+    "qmm-fuse-quantized": "QmmFuseQuantizedPass",
     "qmm-hoist-zero-point": "QmmHoistZeroPointPass",
     "qmm-linalg-cse": "QmmLinalgCsePass",
     "qmm-lower-quantization": "QmmLowerQuantizationPass",

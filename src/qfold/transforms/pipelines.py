@@ -25,11 +25,12 @@ def _make(name: str, **options: Any) -> ModulePass:
 def tensor_pipeline(
     target: str = "host", *, fuse: bool = True, hoist: bool = True
 ) -> tuple[ModulePass, ...]:
-    """The passes on tensors. `fuse`: dequantise inside of contractions; `hoist`: take zero points out of their loops where that
-    is cheaper on the target."""
+    """The passes on tensors. `fuse`: contractions of integers, and dequantising inside of the others; `hoist`: take zero points
+    out of their loops where that is cheaper on the target."""
     names = ["qmm-raise-dequant", "qmm-canonicalize"]
     if fuse:
-        names.append("qmm-fuse-dequant")
+        # Products of integers first: what is left has floats on one side.
+        names += ["qmm-fuse-quantized", "qmm-fuse-dequant"]
         if hoist:
             names.append("qmm-hoist-zero-point")
         if target_option(target).inserts_weights:

@@ -65,12 +65,13 @@ def requantized(
 ) -> SSAValue:
     """`clamp(roundeven(acc * multiplier) + zero)`.
 
-    The product is clamped before it is rounded, which is the same as the bounds are integers, and keeps the conversion exact.
+    Clamped as a float, so that the conversion is exact; the zero point, an integer, moves the bounds.
     """
     product = b(arith.MulfOp, b(arith.SIToFPOp, accumulator, f64), multiplier)
-    product = b(arith.MaximumfOp, product, b.constant(target.low - zero, f64))
-    product = b(arith.MinimumfOp, product, b.constant(target.high - zero, f64))
-    whole = b(arith.FPToSIOp, b(math.RoundEvenOp, product), i32)
+    steps = b(math.RoundEvenOp, product)
+    steps = b(arith.MaxnumfOp, steps, b.constant(target.low - zero, f64))
+    steps = b(arith.MinnumfOp, steps, b.constant(target.high - zero, f64))
+    whole = b(arith.FPToSIOp, steps, i32)
     if zero:
         whole = b(arith.AddiOp, whole, b.constant(zero, i32))
     return target.narrowed(b, whole)

@@ -32,7 +32,7 @@ def print_cluster_makefile(target: Target, generated: Sequence[str]) -> str:
     """`Makefile`: links `generated`, the names of generated files, with the runner and the port of the runtime."""
     text = dedent(
         """\
-        # Builds `runner`, which runs the network on files (runner.c says how): ./runner INPUTS OUTPUTS REPEAT
+        # Builds `runner`, which runs the network on files@WHERE@ (runner.c says how): runner INPUTS OUTPUTS REPEAT
         # CC, MACHINE, CFLAGS and LDFLAGS may be set on the command line@HINT@
         CC = @CC@
         MACHINE = @MACHINE@
@@ -71,7 +71,7 @@ def print_cluster_makefile(target: Target, generated: Sequence[str]) -> str:
         defines.append(f"-DQF_STACK_BYTES={target.stack_bytes}")
     script = LINKER_SCRIPT if LINKER_SCRIPT in generated else None
     compiler, machine, link = "cc", ["-march=native"], list(target.toolchain.libraries)
-    hint = ":\n#   make CC=clang MACHINE=-march=x86-64-v3"
+    hint, where = ":\n#   make CC=clang MACHINE=-march=x86-64-v3", ""
     if target.isa is not None:
         clang = CrossCompiler(("clang",), "clang")
         zig = CrossCompiler(("zig", "cc"), "zig")
@@ -80,9 +80,12 @@ def print_cluster_makefile(target: Target, generated: Sequence[str]) -> str:
             *(f for f in clang.link_flags(None)),
             *(("-T", script) if script is not None else ()),
         ]
-        hint = f":\n#   make CC='zig cc' MACHINE='{' '.join(zig.machine_flags(target.isa))}'"
+        flags = " ".join(zig.machine_flags(target.isa))
+        hint = f":\n#   make CC='python -m ziglang cc' MACHINE='{flags}'"
+        where = f" in {target.port}; `qfold run` does both"
     values = {
         "HINT": hint,
+        "WHERE": where,
         "CC": compiler,
         "MACHINE": " ".join(machine),
         "FLAGS": " ".join(target.toolchain.flags),

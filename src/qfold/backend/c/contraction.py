@@ -51,6 +51,41 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """The C types of a contraction, and its product."""
+
+    operand: str
+    """An element, as it is multiplied."""
+    sum: str
+    zero: str
+    accumulator: str
+    """A sum that is finished."""
+
+    def product(self, a: str, b: str) -> str:
+        """Of two operands, as a term of a sum."""
+        return f"{a} * {b}"
+
+    def accumulation(self, total: str, a: str, b: str) -> str:
+        """The statement that adds a product, in one rounding where the core does that."""
+        return f"{total} = qf_madd({a}, {b}, {total});"
+
+
+@dataclass(frozen=True)
+class IntegerNumbers(Numbers):
+    """Unsigned sums: C leaves the overflow of signed ones undefined."""
+
+    def product(self, a: str, b: str) -> str:
+        return f"(uint32_t)((int32_t){a} * {b})"
+
+    def accumulation(self, total: str, a: str, b: str) -> str:
+        return f"{total} += {self.product(a, b)};"
+
+
+FLOATS = Numbers("float", "float", "0.0f", "float")
+INTEGERS = IntegerNumbers("int16_t", "uint32_t", "0", "int32_t")
+
+
+@dataclass(frozen=True)
 class Weight:
     """The second operand of a contraction: floats as they are, or integers with scale and zero point."""
 
@@ -71,6 +106,11 @@ class Weight:
             zero_point,
             None if sums is None else buffers[sums],
         )
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether an element is another number than what is stored."""
+        return self.scale is not None
 
     def element(self, position: Linear, parameters: Sequence[Linear]) -> str:
         """One weight as a float: the integer, less its zero point where that is not hoisted (exact: at most 17 bits)."""

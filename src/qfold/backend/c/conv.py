@@ -12,9 +12,10 @@ from math import prod
 
 from xdsl.dialects.builtin import MemRefType, f32
 
-from qfold.backend.c.contraction import Buffers, Epilogue, Weight
+from qfold.backend.c.contraction import FLOATS, INTEGERS, Buffers, Epilogue, Weight
 from qfold.backend.c.conv_columns import ColumnsPrinter
 from qfold.backend.c.conv_direct import DirectPrinter
+from qfold.backend.c.integer_elements import IntegerOperands, IntegerWeight
 from qfold.backend.c.layout import Buffer, Linear, variable
 from qfold.backend.c.plain_window import print_plain_window
 from qfold.backend.c.share import BadSplit, Split, byte_safe
@@ -42,12 +43,11 @@ def print_conv(
 
     `shared_registers`: as for `print_plain_window`.
     """
-    problem, flat = _conv_problem(op, buffers)
-    if 0 in buffers[op.y].shape:
-        return
     if split is not None:
-        parts = _parts(split, buffers[op.y], flat=flat)
-        print_plain_window(out, problem, parts, shared_registers=shared_registers)
+        print_conv_share(out, op, buffers, split, shared_registers=shared_registers)
+        return
+    problem, _ = conv_problem(op, buffers)
+    if 0 in buffers[op.y].shape:
         return
     w = problem.window
     many = w.rows.kernel * w.columns.kernel > 1 and w.outputs >= _MANY_CHANNELS
@@ -57,8 +57,23 @@ def print_conv(
         DirectPrinter(out, problem).print()
 
 
-def _conv_problem(
-    op: qkernel.ConvOp | qkernel.DequantConvOp, buffers: Buffers
+def print_conv_share(
+    out: Writer,
+    op: qkernel.ConvOp | qkernel.DequantConvOp | qkernel.QuantConvOp,
+    buffers: Buffers,
+    split: Split,
+    *,
+    shared_registers: bool,
+) -> None:
+    """This core's share of a convolution; `split` and `shared_registers` as for `print_conv`."""
+    problem, flat = conv_problem(op, buffers)
+    if 0 not in buffers[op.y].shape:
+        parts = _parts(split, buffers[op.y], flat=flat)
+        print_plain_window(out, problem, parts, shared_registers=shared_registers)
+
+
+def conv_problem(
+    op: qkernel.ConvOp | qkernel.DequantConvOp | qkernel.QuantConvOp, buffers: Buffers
 ) -> tuple[Windowed, bool]:
     """The convolution, and whether its pixels are one row."""
     x, w, y = buffers[op.x], buffers[op.w], buffers[op.y]
@@ -77,6 +92,11 @@ def _conv_problem(
         if op.window_sum is not None:
             group = variable("g") if groups > 1 else Linear()
             sums = buffers[op.window_sum].at([variable("n"), group, *dims[2:]])
+    numbers, zero_point = FLOATS, None
+    if isinstance(op, qkernel.QuantConvOp):
+        operands = IntegerOperands.of_conv(op, buffers)
+        numbers, zero_point = INTEGERS, operands.data_zero
+        weight = IntegerWeight(w, zero_point=operands.weight_zero)
     ci = variable("c") if x.shape[1] // groups > 1 else Linear()
     at_w = w.at([channel, ci, *spatial(rank, variable("ky"), variable("kx"))])
     source = source_of(x, groups)
@@ -84,7 +104,9 @@ def _conv_problem(
     if flat is not None:
         rows, columns = flat
     window = Window(x.shape[0], groups, x.shape[1] // groups, per_group, rows, columns, source, x)
-    problem = Windowed(window, epilogue, dims, targets, weight, at_w, channel, sums)
+    problem = Windowed(
+        window, epilogue, dims, targets, weight, at_w, channel, sums, numbers, zero_point
+    )
     return problem, flat is not None
 
 

@@ -30,11 +30,12 @@ class DirectPrinter:
         self.problem = problem
         self.window = problem.window
         self.weight = problem.weight
+        self.numbers = problem.numbers
         rows, columns = self.window.rows, self.window.columns
         self.taps = self.window.channels * rows.kernel * columns.kernel
         self.ahead = (
             problem.weight is not None
-            and problem.weight.scale is not None
+            and problem.weight.is_converted
             and Layout.of(problem.weight.w.type).is_dense
             and self.taps <= _WIDENED
         )
@@ -83,7 +84,7 @@ class DirectPrinter:
                 limit = f"x0 + {held}"
                 out.line(f"const ptrdiff_t x1 = {limit} < {width} ? {limit} : {width};")
             for r in range(size):
-                out.line(f"float s{r}[{held}] = {{0.0f}};")
+                out.line(f"{self.numbers.sum} s{r}[{held}] = {{{self.numbers.zero}}};")
             self._taps(o0, size, width > held)
             self._store(o0, size, width > held)
 
@@ -91,7 +92,7 @@ class DirectPrinter:
         """w_k[r][k] = the weight of tap k (channel, ky, kx) of output channel o0 + r: taps lie side by side in a dense weight."""
         assert self.weight is not None
         out = self.out
-        out.line(f"float w_k[{size}][{self.taps}];")
+        out.line(f"{self.numbers.operand} w_k[{size}][{self.taps}];")
         with out.loop("k", self.taps):
             for r in range(size):
                 at = self._at(with_taps_as_one(self.problem.at_w), o0, r, {})
@@ -139,13 +140,13 @@ class DirectPrinter:
                     value = weight.element(at, [parameter])
                     if self.ahead:
                         value = f"w_k[{r}][{self._tap().text()}]"
-                    out.line(f"const float w{r} = {value};")
+                    out.line(f"const {self.numbers.operand} w{r} = {value};")
             position = self._input_column()
             with out.loop("ox", end, first):
-                out.line(f"const float v = {w.source.name}[{position.text()}];")
+                out.line(f"const {self.numbers.operand} v = {self.problem.source(position)};")
                 at = "ox - x0" if split else "ox"
                 for r in range(size):
-                    product = "v" if weight is None else f"w{r} * v"
+                    product = "v" if weight is None else self.numbers.product(f"w{r}", "v")
                     out.line(f"s{r}[{at}] += {product};")
 
     def _input_row(self, stack: ExitStack) -> None:
@@ -201,6 +202,7 @@ class DirectPrinter:
     def _store(self, o0: str, size: int, split: bool) -> None:
         out, w = self.out, self.window
         first, end = ("x0", "x1") if split else ("0", str(w.columns.output))
+        acc_type = self.numbers.accumulator
         gone = {} if w.rows.output > 1 else {"oy": ""}
         for r in range(size):
             with out.loop("ox", end, first):
@@ -216,7 +218,7 @@ class DirectPrinter:
                     None if self.problem.sums is None else self._at(self.problem.sums, o0, r, gone)
                 )
                 parameter = self._at(self.problem.channel, o0, r, {})
-                out.line(f"const float acc = {self.weight.scaled(raw, [parameter], sums)};")
+                out.line(f"const {acc_type} acc = {self.weight.scaled(raw, [parameter], sums)};")
                 linear = [
                     self._at(x, o0, r, gone) for x in self.problem.targets if isinstance(x, Linear)
                 ]

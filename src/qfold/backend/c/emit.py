@@ -14,6 +14,7 @@ from qfold.backend.c.kernels import print_header, print_source
 from qfold.backend.c.network import print_network, print_trace_header
 from qfold.backend.c.program import Program
 from qfold.backend.c.project import print_main, print_makefile
+from qfold.backend.c.reader import read_program
 from qfold.backend.c.weights import Blob, print_assembly
 from qfold.backend.linking import linker_script
 from qfold.runtime import INT_HEADER, MATH_HEADER
@@ -25,7 +26,7 @@ RUNTIME = (INT_HEADER, MATH_HEADER)
 
 def emit_texts(module: ModuleOp) -> dict[str, str]:
     """What the printer writes itself, as text, in an order for reading. Errors as `emit`."""
-    return _texts(Program.of(module))
+    return _texts(read_program(module))
 
 
 def _texts(program: Program) -> dict[str, str]:
@@ -62,7 +63,7 @@ def emit(module: ModuleOp) -> dict[str, bytes]:
     `NotLevel3` when the module is not at level 3, `UnsupportedOp` for an op in a body that has no C form, `TypeError` for an
     element type that has none, `ValueError` for an unknown target.
     """
-    program = Program.of(module)
+    program = read_program(module)
     files = {name: text.encode() for name, text in _texts(program).items()}
     files["weights.bin"] = Blob.of(program).data
     target = target_named(program.target)

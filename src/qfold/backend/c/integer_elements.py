@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from qfold.backend.c.contraction import Buffers
+from qfold.backend.c.contraction import Buffers, Weight
 from qfold.backend.c.layout import Buffer, Linear
 from qfold.dialects import qkernel
 
@@ -17,6 +18,21 @@ def difference(data: Buffer, at: Linear, zero_point: Buffer | None, at_zero: Lin
     if zero_point is None:
         return text
     return f"(int16_t)({text} - {zero_point.load(at_zero if zero_point.shape else Linear())})"
+
+
+@dataclass(frozen=True)
+class IntegerWeight(Weight):
+    """Integers that are multiplied as their differences from a zero point; sums are what they are."""
+
+    @property
+    def is_converted(self) -> bool:
+        return True
+
+    def element(self, position: Linear, parameters: Sequence[Linear]) -> str:
+        return difference(self.w, position, self.zero_point, parameters[0])
+
+    def scaled(self, accumulator: str, parameters: Sequence[Linear], sums: Linear | None) -> str:
+        return f"(int32_t){accumulator}"
 
 
 @dataclass(frozen=True)

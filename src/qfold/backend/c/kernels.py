@@ -79,7 +79,7 @@ def _print_op(
         case "c.quant_matmul", qkernel.QuantMatmulOp():
             print_quant_matmul(out, op, buffers, split)
         case "c.quant_conv", qkernel.QuantConvOp():
-            print_quant_conv(out, op, buffers, split)
+            print_quant_conv(out, op, buffers, split, shared_registers=shared_registers)
         case "c.window_sum", qkernel.WindowSumOp():
             print_window_sum(out, op, buffers, split)
         case "c.pack", qkernel.PackOp() if split is not None:

@@ -202,7 +202,8 @@ class _Printer:
         """The outputs of `size` channels and `pixels` pixels from o and ox on; `taps`: of a row of the kernel, all if None."""
         out, w, p = self.out, self.window, self.problem
         names = sums(size, pixels)
-        declare(out, names)
+        numbers = p.numbers
+        declare(out, names, numbers.sum)
         rows = ("ky0", "ky1") if w.rows.clipped else None
         with ExitStack() as stack:
             self._loop(stack, "c", Range.whole(w.channels))
@@ -219,20 +220,20 @@ class _Printer:
                 parameter = self._at(p.channel, o=r)
                 assert p.weight is not None
                 value = p.weight.element(self._at(p.at_w, o=r), [parameter])
-                out.line(f"const float w{r} = {value};")
+                out.line(f"const {numbers.operand} w{r} = {value};")
             ix = Linear({"ox": w.columns.stride, "kx": w.columns.dilation}, -w.columns.pad)
             for i in range(pixels):
                 step = w.x.coefficient("ix")
                 rest = Linear({n: c for n, c in w.x.terms.items() if n != "ix"}, w.x.constant)
                 at = self._at(rest + moved(ix, {"ox": i}).scaled(step))
-                out.line(f"const float v{i} = {w.source.name}[{at.text()}];")
+                out.line(f"const {numbers.operand} v{i} = {p.source(at)};")
             for r in range(size):
                 for i in range(pixels):
                     s = names[r][i]
                     if p.weight is None:
                         out.line(f"{s} += v{i};")
                     else:
-                        out.line(f"{s} = qf_madd(w{r}, v{i}, {s});")
+                        out.line(numbers.accumulation(s, f"w{r}", f"v{i}"))
         self._store(names)
 
     def _store(self, names: list[list[str]]) -> None:
@@ -245,10 +246,10 @@ class _Printer:
                 out.line(p.epilogue.store(self._at(target, ox=i), name))
             return
         assert isinstance(p.epilogue, Epilogue)
-        with outputs(out, names, "r", "i") as (total, place):
+        with outputs(out, names, "r", "i", p.numbers.sum) as (total, place):
             at_sum = None if p.sums is None else self._at_output(p.sums, place)
             value = p.weight.scaled(total, [self._at_output(p.channel, place)], at_sum)
-            out.line(f"const float acc = {value};")
+            out.line(f"const {p.numbers.accumulator} acc = {value};")
             linear = [self._at_output(x, place) for x in p.targets if isinstance(x, Linear)]
             if len(linear) != len(p.targets):
                 dims = [self._at_output(x, place) for x in p.dims]

@@ -10,7 +10,6 @@ from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import (
     IntegerAttr,
     MemRefType,
-    ModuleOp,
     StringAttr,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -190,10 +189,3 @@ class Program:
             for kernel in (d.kernel, *(leaf for _, leaf in d.kernel.leafs)):
                 nodes.setdefault(kernel.symbol, {}).update(dict.fromkeys(d.nodes))
         return {symbol: tuple(names) for symbol, names in nodes.items()}
-
-    @staticmethod
-    def of(module: ModuleOp) -> Program:
-        """Read a module. `NotLevel3` says what is missing."""
-        from qfold.backend.c.reader import Reader
-
-        return Reader(module).read()

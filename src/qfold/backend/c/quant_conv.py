@@ -1,7 +1,8 @@
 """`c.quant_conv`: convolutions of integers as products of a weight and the windows of x, gathered a tile at a time.
 
 As in `c.quant_matmul`, differences from the zero points are laid out along K (channel, row and column of the kernel) in 16 bits.
-Padding is a difference of 0. Nothing but a tile's windows is ever copied.
+Padding is a difference of 0. Nothing but a tile's windows is ever copied. Where a group has few output channels (one, when it is
+depthwise), gathering does not pay: these go tap by tap, as convolutions of floats do.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from qfold.backend.c.contraction import Buffers, Epilogue, Weight
+from qfold.backend.c.conv import conv_problem, print_conv_share
+from qfold.backend.c.conv_direct import DirectPrinter
 from qfold.backend.c.integer_elements import IntegerOperands, difference
 from qfold.backend.c.layout import Linear, variable
 from qfold.backend.c.matmul_problem import MatmulProblem
 from qfold.backend.c.quant_matmul import IntegerForm
-from qfold.backend.c.quant_plain import print_plain_quant_conv
 from qfold.backend.c.share import Split
 from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Axis, axes_of, spatial
 from qfold.dialects import qkernel
 from qfold.dialects.contraction import window_of
 
+_FEW = 4
+"""Output channels of a group, below which windows are not worth gathering: a depthwise convolution has one."""
 _TILE = 32 * 256
 """Elements of the windows of a tile, if they can be that few: 16 KiB."""
 
@@ -147,12 +151,21 @@ def _flattened(targets: Sequence[Linear | str], height: int, width: int) -> list
 
 
 def print_quant_conv(
-    out: Writer, op: qkernel.QuantConvOp, buffers: Buffers, split: Split | None = None
+    out: Writer,
+    op: qkernel.QuantConvOp,
+    buffers: Buffers,
+    split: Split | None = None,
+    *,
+    shared_registers: bool = False,
 ) -> None:
-    """The body of `qkernel.quant_conv`; with a `split` of the dimensions of y, this core's share."""
+    """The body of `qkernel.quant_conv`; `split` and `shared_registers` as for `print_conv`."""
     if split is not None:
-        print_plain_quant_conv(out, op, buffers, split)
+        print_conv_share(out, op, buffers, split, shared_registers=shared_registers)
         return
     if 0 in buffers[op.y].shape:
         return
-    _Conv(out, op, buffers).print()
+    form = _Conv(out, op, buffers)
+    if form.p.m < _FEW:
+        DirectPrinter(out, conv_problem(op, buffers)[0]).print()
+    else:
+        form.print()

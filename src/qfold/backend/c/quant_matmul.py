@@ -2,10 +2,10 @@
 
 Two forms:
 
-* blocks: the sums of 4 rows x 2 columns run along K together. Compilers make multiply-and-add instructions of 16-bit pairs from that
-  (SSE2's `pmaddwd` and its kin). Both operands are laid out along K for it, as differences: the columns of a tile once for up to 64
-  rows, the rows of a block once for up to 32 columns.
-* columns: for up to 4 rows and a second operand that lies along N, which is not worth turning round: 32 sums of a row side by side.
+* blocks: the sums of 4 rows x 2 columns run along K together. Compilers make multiply-and-add instructions of 16-bit pairs from
+  that (SSE2's `pmaddwd` and its kin). Both operands are laid out along K for it, as differences: the columns of a tile once for
+  up to 64 rows, the rows of a block once for up to 32 columns.
+* columns: for up to 4 rows, and a second operand that lies along N and is not worth turning round: 32 sums of a row side by side.
 
 Sums are unsigned, so that they may wrap on the way to a result that does not.
 """
@@ -21,7 +21,7 @@ from qfold.backend.c.integer_elements import IntegerOperands, difference
 from qfold.backend.c.layout import Linear
 from qfold.backend.c.matmul import TiledForm
 from qfold.backend.c.matmul_problem import MatmulProblem, quant_matmul_problem
-from qfold.backend.c.quant_plain import print_plain_quant_matmul
+from qfold.backend.c.plain_quant_matmul import print_plain_quant_matmul
 from qfold.backend.c.share import Split
 from qfold.backend.c.text import Writer
 from qfold.dialects import qkernel

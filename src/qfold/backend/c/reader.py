@@ -57,8 +57,13 @@ def _overlap(places: Sequence[Place]) -> bool:
     return False
 
 
+def read_program(module: ModuleOp) -> Program:
+    """A level-3 module as the C printer sees it. `NotLevel3` says what is missing."""
+    return _Reader(module).read()
+
+
 @dataclass
-class Reader:
+class _Reader:
     """Reads one module."""
 
     module: ModuleOp

@@ -31,7 +31,7 @@ from qfold.backend.c.text import (
     is_postfix,
     without_parentheses,
 )
-from qfold.dialects.element_types import i1, i4, is_unsigned, ui4
+from qfold.dialects.element_types import i1, i4, integer_range, is_unsigned, ui4
 from qfold.ir.locations import describe_location
 
 _INLINE = 72
@@ -165,6 +165,34 @@ def _is_bool(type_: Attribute) -> bool:
     return type_ == i1
 
 
+def _is_within(value: SSAValue, target: Attribute) -> bool:
+    """Whether a float is clamped to numbers that the signed integer type `target` holds, and no NaN."""
+    low, high = integer_range(target)
+    least = value.owner
+    most = least.lhs.owner if isinstance(least, arith.MinnumfOp) else None
+    if not isinstance(least, arith.MinnumfOp) or not isinstance(most, arith.MaxnumfOp):
+        return False
+    bounds = [_number(most.rhs), _number(least.rhs)]
+    return all(b is not None and low <= b <= high for b in bounds)
+
+
+def _number(value: SSAValue) -> float | None:
+    owner = value.owner
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, FloatAttr):
+        return owner.value.value.data
+    return None
+
+
+def _of_itself(op: Operation) -> bool | None:
+    """What an op makes of an integer and the same one: compilers warn of `a != a`. None for other ops."""
+    if len(op.operands) != 2 or op.operands[0] is not op.operands[1]:
+        return None
+    if isinstance(op, arith.CmpiOp):
+        return _CMPI[op.predicate.value.data] in ("==", "<=", ">=")
+    differs = _is_bool(op.operands[0].type) and _BOOL_INFIX.get(type(op)) == "!="
+    return False if differs else None
+
+
 class ScalarPrinter:
     """Prints one scalar region into `out`.
 
@@ -223,7 +251,10 @@ class ScalarPrinter:
         return needed
 
     def _read(self, op: Operation) -> list[SSAValue]:
-        """The operands that the C form of `op` mentions: of a load no loop index, and none of a dimension of one element."""
+        """The operands that the C form of `op` mentions: of a load no loop index, and none of a dimension of one element; of
+        a comparison with itself nothing."""
+        if _of_itself(op) is not None:
+            return []
         if not isinstance(op, memref.LoadOp):
             return list(op.operands)
         shape = self._captured[op.memref].shape
@@ -278,6 +309,9 @@ class ScalarPrinter:
             return index if index == "0" else f"(int64_t){index}"
         if isinstance(op, memref.LoadOp):
             return self._load(op)
+        constant = _of_itself(op)
+        if constant is not None:
+            return "true" if constant else "false"
         operands = [self.text(v) for v in op.operands]
         if isinstance(op, UnrealizedConversionCastOp):
             return self._reinterpreted(operands[0], op.results[0].type)
@@ -384,6 +418,8 @@ class ScalarPrinter:
             if _is_bool(target):
                 return f"{x} != 0.0f"
             signed = isinstance(op, arith.FPToSIOp)
+            if signed and _is_within(op.operands[0], target):
+                return f"({value_type(target)}){x}"
             width = width_of(target)
             call = f"qf_{type_}_to_{'i' if signed else 'u'}{width}({x})"
             return call if signed else f"(int{width}_t){call}"

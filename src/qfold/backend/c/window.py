@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from qfold.backend.c.contraction import Epilogue, Weight
+from qfold.backend.c.contraction import FLOATS, Epilogue, Numbers, Weight
 from qfold.backend.c.layout import Buffer, Linear, variable
 
 
@@ -96,6 +96,16 @@ class Windowed:
     """The output channel, which scales and zero points run along."""
     sums: Linear | None = None
     """Where the window sum of a hoisted zero point is."""
+    numbers: Numbers = FLOATS
+    zero_point: Buffer | None = None
+    """What is subtracted from each element of x: of rank 0."""
+
+    def source(self, at: Linear) -> str:
+        """An element of x, less its zero point."""
+        text = self.window.source.load(at)
+        if self.zero_point is None:
+            return text
+        return f"({self.numbers.operand})({text} - {self.zero_point.load(Linear())})"
 
 
 def with_taps_as_one(at_w: Linear) -> Linear:

@@ -119,12 +119,6 @@ class FunctionBuilder:
         upper = self.emit(riscv.LuiOp(str((value - low) >> 12 & 0xFFFFF))).rd
         return self.emit(riscv.AddiOp(upper, low)).rd if low else upper
 
-    def mv(self, value: SSAValue) -> SSAValue:
-        """A copy, for an instruction that overwrites it."""
-        if isinstance(value.type, FloatRegisterType):
-            return self.emit(zfinx.FSgnjSOp(value, value)).rd
-        return self.emit(riscv.MVOp(value)).rd
-
     def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.emit(riscv.AddOp(a, b)).rd
 
@@ -203,6 +197,10 @@ class FunctionBuilder:
     def fmadd(self, accumulator: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         """`a * b + accumulator`, rounded once, in the accumulator's register."""
         return self.emit(zfinx.FMAddSOp(accumulator, a, b)).rd_out
+
+    def fmadd4(self, a: SSAValue, b: SSAValue, addend: SSAValue) -> SSAValue:
+        """`a * b + addend`, rounded once, in another register than the addend's."""
+        return self.emit(zfinx.FMAdd4SOp(a, b, addend)).rd
 
     def fnmsub(self, accumulator: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         """`accumulator - a * b`, rounded once, in the accumulator's register."""

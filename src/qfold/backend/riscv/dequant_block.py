@@ -5,7 +5,8 @@ float unit converts and multiplies, `1 + rows` operations per column, so that fr
 share one with a neighbour.
 
 `insert` converts without it: the byte u at bit 15 of 256.0 is the float 256 + u. What that adds to a sum, `256 * sum_k a`, joins
-the zero point's correction, at the price of a larger rounding error (docs/numerics.md). Unsigned weights only.
+the zero point's correction, at the price of a larger rounding error (docs/numerics.md). Unsigned weights only. Of two bytes u, v
+that were loaded at once, both inserted 8 bits lower are 256 + v + u / 256: what is too much there is a sum that exists as well.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _BIAS_BIT: Final = 15
 BIAS: Final = 256
 """What inserting adds to each weight."""
 
+PAIR: Final = 256
+"""Of two bytes inserted at once, what the lower one is divided by."""
+
 _BIAS_BITS: Final = 0x43800000
 """256.0."""
 
@@ -48,6 +52,16 @@ def insert_byte(b: FunctionBuilder, template: SSAValue, byte: SSAValue) -> SSAVa
     """`BIAS + byte` as a float, in the register of `template`: `BIAS`, or what was inserted to before. All bits that are not the
     same for all bytes are replaced."""
     return b.emit(alu.InsertOp(template, byte, _BYTE, _BIAS_BIT)).rd_out
+
+
+def insert_pair(b: FunctionBuilder, template: SSAValue, pair: SSAValue) -> SSAValue:
+    """`BIAS + v + u / PAIR` as a float, for the bytes u (the lower) and v of `pair`."""
+    return b.emit(alu.InsertOp(template, pair, 2 * _BYTE, _BIAS_BIT - _BYTE)).rd_out
+
+
+def insert_lower_byte(b: FunctionBuilder, template: SSAValue, byte: SSAValue) -> SSAValue:
+    """Replace the u of `insert_pair`."""
+    return b.emit(alu.InsertOp(template, byte, _BYTE, _BIAS_BIT - _BYTE)).rd_out
 
 
 @dataclass(frozen=True)
@@ -67,9 +81,13 @@ class DequantLoop:
     conversions, and the float unit is what limits them."""
     own_sums: bool = False
     """Whether the loop also adds up the row of `a`."""
+    pairs: bool = False
+    """Whether inserted weights are loaded two at a time, which lie side by side, the first of them at an even address."""
 
     def weights(self, columns: int) -> SideBySide:
         """The weights of that many columns."""
+        if self.pairs:
+            return SideBySide(Element.of("ui16"), columns // 2, 2, self.w_step)
         size = self.weight.size
         return SideBySide(self.weight, columns, self.w_column * size, self.w_step * size)
 
@@ -84,9 +102,9 @@ class DequantLoop:
     def registers(self, rows: int, columns: int, isa: Isa) -> tuple[int, int]:
         """(integer, float) registers that the loop takes."""
         integers = self.weights(columns).registers + self.activations(rows).registers
-        integers += self.zeros(columns) + min(columns, _AHEAD)
+        integers += self.zeros(columns) + (1 if self.pairs else min(columns, _AHEAD))
         integers += 0 if isa.xpulpv2 else _SOFTWARE_LOOP
-        floats = rows * columns + rows + 1 + self.own_sums * rows
+        floats = rows * columns + rows + 1 + self.pairs + self.own_sums * rows
         return (integers + floats, 0) if isa.float_registers == "x" else (integers, floats)
 
     def fits(self, rows: int, columns: int, isa: Isa) -> bool:
@@ -103,7 +121,7 @@ class DequantLoop:
 
     def instructions_per_step(self, rows: int, columns: int, isa: Isa) -> int:
         """Of the loop over k, for `rows * columns` multiply-accumulates."""
-        reads = rows + columns
+        reads = rows + (columns // 2 if self.pairs else columns)
         if isa.float_registers == "f" or not isa.xpulpv2:
             reads += self.activations(rows).pointers
         if not isa.xpulpv2:
@@ -126,6 +144,7 @@ class DequantLoop:
     ) -> Sums:
         """
         The sums over k of `a * (w - z)`, by row and column, with `insert` of `a * (w + BIAS)`, and with `own_sums` those of `a`.
+        With `pairs` those of odd columns are of `a * (w + BIAS + u / PAIR)`, u the weight to the left.
         `a` and `w` point at the first element of the block and are overwritten; `z` at its first zero point.
         """
         zeros: Sequence[SSAValue] = ()
@@ -140,7 +159,7 @@ class DequantLoop:
             block.load_first()
         block.sums = [b.fzero() for _ in range(rows * columns)]
         if self.insert:
-            block.template = [b.li(_BIAS_BITS)]
+            block.template = [b.li(_BIAS_BITS) for _ in range(1 + self.pairs)]
         if self.own_sums:
             block.totals = [b.fzero() for _ in range(rows)]
         steps = self.k - pipelined
@@ -149,13 +168,16 @@ class DequantLoop:
                 block.take(loop.args)
                 if not pipelined:
                     block.load_first()
-                block.step(last=not pipelined)
+                if self.pairs:
+                    block.paired_step()
+                else:
+                    block.step(last=not pipelined)
                 loop.yield_(*block.carried)
             block.take(loop.results)
         if pipelined:
             block.step(last=True)
         grid = [block.sums[r * columns : (r + 1) * columns] for r in range(rows)]
-        return Sums(grid, block.totals, block.template[0] if block.template else None)
+        return Sums(grid, block.totals, block.template)
 
 
 @dataclass(frozen=True)
@@ -166,8 +188,8 @@ class Sums:
     """By row and column."""
     totals: list[SSAValue]
     """Of each row of `a`, where the loop was asked for them."""
-    template: SSAValue | None
-    """The float that weights were inserted to."""
+    templates: list[SSAValue]
+    """The floats that weights were inserted to: one for single bytes and, where there are any, one for pairs."""
 
 
 @dataclass
@@ -186,7 +208,7 @@ class _Block:
     x: list[SSAValue] = field(default_factory=list[SSAValue])
     """The activations, in the order in which they are read."""
     template: list[SSAValue] = field(default_factory=list[SSAValue])
-    """The float that weights are inserted to, if they are."""
+    """The floats that weights are inserted to, if they are: of single bytes and of pairs."""
     totals: list[SSAValue] = field(default_factory=list[SSAValue])
     """The sum of the activations of each row, if it is wanted."""
 
@@ -214,7 +236,8 @@ class _Block:
         order = self.weights.order()
         self.queue = [self.weights.read(self.b, order[0])]
         self.x = list(self.activations.read_all(self.b).values())
-        self.queue += [self.weights.read(self.b, column) for column in order[1:_AHEAD]]
+        ahead = 1 if len(self.template) > 1 else _AHEAD
+        self.queue += [self.weights.read(self.b, column) for column in order[1:ahead]]
         if self.zeros:
             self._subtract(order[0])
 
@@ -228,6 +251,24 @@ class _Block:
             return self.b.int_to_float(weight)
         self.template[0] = insert_byte(self.b, self.template[0], weight)
         return self.template[0]
+
+    def paired_step(self) -> None:
+        """One step in k of one row: five instructions for two weights. The unit is idle in one of five cycles, for two cores."""
+        b, sums = self.b, self.sums
+        (x,), (pair,) = self.x, self.queue
+        single, both = self.template
+        first, *following = self.weights.order()
+        for column, upcoming in zip([first, *following], [*following, None], strict=True):
+            single = insert_byte(b, single, pair)
+            sums[2 * column] = b.fmadd(sums[2 * column], x, single)
+            both = insert_pair(b, both, pair)
+            if upcoming is not None:
+                pair = self.weights.read(b, upcoming)
+            else:
+                self.totals = [b.fadd(total, x) for total in self.totals]
+            sums[2 * column + 1] = b.fmadd(sums[2 * column + 1], x, both)
+        self.template = [single, both]
+        self.queue, self.x = [], []
 
     def step(self, *, last: bool) -> None:
         """

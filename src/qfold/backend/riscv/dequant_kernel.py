@@ -97,7 +97,7 @@ class DequantKernel:
 
 def read_kernel(leaf: LeafKernel, *, insert: bool) -> DequantKernel:
     """The `qkernel.dequant_matmul` of a leaf function. `insert`: turn weights into floats without the float unit, if there is one
-    row. `CannotGenerate` for what there is no code for."""
+    row. `CannotGenerate` for what there is no code for. The output is not empty."""
     op = only_op(leaf, qkernel.DequantMatmulOp)
     isa = isa_of(leaf)
     a, w, y = leaf.buffers[op.a], leaf.buffers[op.w], leaf.buffers[op.y]
@@ -107,8 +107,8 @@ def read_kernel(leaf: LeafKernel, *, insert: bool) -> DequantKernel:
         )
     if insert and str(w.element) != "ui8":
         raise CannotGenerate(op, f"weights that are inserted to floats are ui8, got {op.w.type}")
-    if 0 in (*a.shape, *y.shape):
-        raise CannotGenerate(op, f"a product of {op.a.type} and {op.w.type} has nothing to compute")
+    if 0 in a.shape:
+        raise CannotGenerate(op, f"a product of {op.a.type} and {op.w.type} adds nothing up")
     if op.block is not None and str(y.element) != "f32":
         raise CannotGenerate(
             op, f"sums of blocks of K are kept in an output of f32, got {op.y.type}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from qfold.backend.c.share import Range, Split, shares
@@ -18,8 +18,10 @@ from qfold.backend.riscv.dequant_function import block_function
 from qfold.backend.riscv.dequant_kernel import DequantKernel, read_kernel
 from qfold.backend.riscv.emit import AssemblyFunction
 from qfold.backend.riscv.generated import GeneratedKernel, LeafKernel
-from qfold.backend.riscv.leaf import function_facts, share_sizes
+from qfold.backend.riscv.leaf import function_facts, only_op, share_sizes
 from qfold.backend.riscv.registers import OutOfRegisters
+from qfold.dialects import qkernel
+from qfold.dialects.contraction import shape_of
 
 
 def generate(leaf: LeafKernel) -> GeneratedKernel:
@@ -27,7 +29,7 @@ def generate(leaf: LeafKernel) -> GeneratedKernel:
     The kernel of a function that holds one `qkernel.dequant_matmul` with an 8-bit weight. Operands may have any static strides;
     `qmm.split` has an entry for each dimension of y. `CannotGenerate` for an epilogue that there is no code for.
     """
-    return _generate(read_kernel(leaf, insert=False))
+    return _generate(leaf, insert=False)
 
 
 def generate_inserted(leaf: LeafKernel) -> GeneratedKernel:
@@ -37,15 +39,18 @@ def generate_inserted(leaf: LeafKernel) -> GeneratedKernel:
     kernel sums the row of `a` where nobody has. Several rows are computed as by `generate`. `CannotGenerate` as there, and for
     other weights and cores.
     """
-    return _generate(read_kernel(leaf, insert=True))
+    return _generate(leaf, insert=True)
 
 
 Functions = Mapping[tuple[int, int, int], AssemblyFunction]
 """(phase, rows, columns) -> the function."""
 
 
-def _generate(kernel: DequantKernel) -> GeneratedKernel:
-    plans, functions = _functions(kernel, kernel.problem.n)
+def _generate(leaf: LeafKernel, *, insert: bool) -> GeneratedKernel:
+    if 0 in shape_of(only_op(leaf, qkernel.DequantMatmulOp).y):
+        return GeneratedKernel(leaf.symbol, (), (), (), {})
+    kernel = read_kernel(leaf, insert=insert)
+    kernel, plans, functions = _functions(kernel, kernel.problem.n)
     return GeneratedKernel(
         kernel.symbol,
         tuple(kernel.prototype(kernel.phases[i], *block) for i, *block in functions),
@@ -58,14 +63,17 @@ def _generate(kernel: DequantKernel) -> GeneratedKernel:
 # region blocks
 
 
-def _functions(kernel: DequantKernel, most: int) -> tuple[dict[int, _Plan], Functions]:
-    """How shares are divided, and the assembly functions, for blocks of at most `most` columns: fewer where an epilogue needs
-    registers that the inner loop leaves to it."""
+def _functions(
+    kernel: DequantKernel, most: int
+) -> tuple[DequantKernel, dict[int, _Plan], Functions]:
+    """The kernel with `DequantLoop.pairs` where that can be, how shares are divided, and the assembly functions, for blocks of at
+    most `most` columns: fewer where an epilogue needs registers that the inner loop leaves to it."""
     problem = kernel.problem
     *_, m_parts, n_parts = problem.parts
     plans = _plans(kernel, m_parts, n_parts, most)
     widths = sorted({w for plan in plans.values() for w in plan.widths}, reverse=True)
     blocks = [(r, c) for r in _row_blocks(problem.m, m_parts) for c in widths]
+    kernel = _with_pairs(kernel, _may_pair(kernel, [*plans, *widths]))
     try:
         functions = {
             (i, *block): block_function(kernel, phase, *block)
@@ -76,7 +84,21 @@ def _functions(kernel: DequantKernel, most: int) -> tuple[dict[int, _Plan], Func
         if widths[0] == 1:
             raise
         return _functions(kernel, widths[0] - 1)
-    return plans, functions
+    return kernel, plans, functions
+
+
+def _may_pair(kernel: DequantKernel, sizes: Sequence[int]) -> bool:
+    """Whether weights may be inserted two at a time: each share and block, of these `sizes`, starts at an even address.
+    The weight itself does: buffers are words or aligned more."""
+    place = kernel.problem.w
+    others = [c for name, c in place.terms.items() if name != "n"]
+    even = not any(number % 2 for number in (place.constant, *others, *sizes))
+    return kernel.loop.insert and place.coefficient("n") == 1 and even
+
+
+def _with_pairs(kernel: DequantKernel, pairs: bool) -> DequantKernel:
+    phases = tuple(replace(p, loop=replace(p.loop, pairs=pairs)) for p in kernel.phases)
+    return replace(kernel, phases=phases)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class AssemblyFunction:
 
 
 Stage = Literal["built", "allocated"]
-"""`built`: values without registers, desugared where the target needs it; `allocated`: with them, before prologue and epilogue."""
+"""`built`: values without registers, desugared where the target needs it; `allocated`: with them, before prologue and
+epilogue."""
 
 Observer = Callable[[Stage, riscv_func.FuncOp], None]
 """Is given a function at each stage, to look at: the same object goes through all of them."""

@@ -15,7 +15,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from qfold.backend.riscv.builder import FunctionBuilder
 from qfold.backend.riscv.generated import CannotGenerate
-from qfold.backend.riscv.streams import Stream, StreamPointers
+from qfold.backend.riscv.streams import PANEL, Stream, StreamPointers
 from qfold.dialects import riscv_zfinx as zfinx
 from qfold.dialects.contraction import EpilogueOperation
 from qfold.dialects.riscv_pulp import alu
@@ -103,7 +103,8 @@ def check_region(op: EpilogueOperation) -> None:
 class EpilogueWriter:
     """
     Code for one block. `overlap`: a row is stored while the next one is computed, so that cores that share an FPU take turns.
-    `careful`: one element at a time and nothing kept, for when registers are short.
+    `careful`: one element at a time and nothing kept, for when registers are short. `keep_addend`: what is added per column is
+    loaded for all rows at once. `group`: how many elements of a row are finished side by side.
     """
 
     def __init__(
@@ -114,12 +115,19 @@ class EpilogueWriter:
         *,
         careful: bool,
         overlap: bool = True,
+        keep_addend: bool = False,
+        group: int = PANEL,
     ):
         self._b = b
         self._epilogue = epilogue
         self._pointers = pointers
         self._careful = careful
+        self._group = 1 if careful else group
         self._overlap = overlap and not careful
+        addend = epilogue.fused_addend
+        self._keeps_addend = (
+            keep_addend and not careful and addend is not None and not addend.row_bytes
+        )
         self._kept: dict[object, SSAValue] = {}
         """What is the same for all rows: (stream, column) or a constant's bits -> the value."""
         self._unstored: list[tuple[int, int, SSAValue]] = []
@@ -130,8 +138,8 @@ class EpilogueWriter:
     def write(self, accumulators: Sequence[Sequence[SSAValue]]) -> None:
         """Finish and store a block."""
         for i, row in enumerate(accumulators):
-            columns = range(len(row))
-            for group in [[j] for j in columns] if self._careful else [list(columns)]:
+            for first in range(0, len(row), self._group):
+                group = range(first, min(first + self._group, len(row)))
                 values = self._finish(i, group, row)
                 self._store_all()
                 self._unstored = [(i, j, value) for j, value in values.items()]
@@ -187,9 +195,12 @@ class EpilogueWriter:
             scales = {j: self._kept_load(e.scale, i, j) for j in group}
             loaded = {}
             if addend is not None:
-                loaded = {j: self._pointers.load(addend, i, j) for j in group}
+                load = self._kept_load if self._keeps_addend else self._pointers.load
+                loaded = {j: load(addend, i, j) for j in group}
             for j in group:
-                if j in loaded:
+                if j in loaded and self._keeps_addend:
+                    values[j] = b.fmadd4(values[j], scales[j], loaded[j])
+                elif j in loaded:
                     values[j] = b.fmadd(loaded[j], values[j], scales[j])
                 else:
                     values[j] = b.fmul(values[j], scales[j])
@@ -211,25 +222,29 @@ class EpilogueWriter:
             last = e.region.last_op
             assert last is not None
             self._load_operands(last, i, environments)
-            values = {j: environments[j][last.operands[0]] for j in group}
+            values = {j: self._read(last.operands[0], environments[j]) for j in group}
         return values
 
     def _load_operands(
         self, op: Operation, i: int, environments: Mapping[int, dict[SSAValue, SSAValue]]
     ) -> None:
-        """What an op of the region reads for the first time: constants, elements of the epilogue operands."""
+        """What an op of the region reads for the first time: elements of the epilogue operands."""
         for value in op.operands:
             for j, environment in environments.items():
                 if value in environment:
                     continue
-                if isinstance(value.owner, arith.ConstantOp):
-                    environment[value] = self._constant(value.owner)
-                elif isinstance(value, BlockArgument) and value.block is self._epilogue.region:
+                if isinstance(value, BlockArgument) and value.block is self._epilogue.region:
                     stream = self._epilogue.operands[value.index - 1]
                     if stream.row_bytes or stream.column_bytes:
                         environment[value] = self._pointers.load(stream, i, j)
                     else:
                         environment[value] = self._kept_load(stream, i, j)
+
+    def _read(self, value: SSAValue, environment: Mapping[SSAValue, SSAValue]) -> SSAValue:
+        """The register of a value of the region: constants get one when they are read."""
+        if isinstance(value.owner, arith.ConstantOp):
+            return self._constant(value.owner)
+        return environment[value]
 
     def _constant(self, op: arith.ConstantOp) -> SSAValue:
         number = _number(op)
@@ -242,7 +257,11 @@ class EpilogueWriter:
 
     def _compute(self, op: Operation, environment: Mapping[SSAValue, SSAValue]) -> SSAValue:
         b = self._b
-        x, y = (self._as_float(environment[v]) for v in op.operands)
+        if isinstance(op, arith.MaximumfOp):
+            rectified = self._rectified(op, environment)
+            if rectified is not None:
+                return rectified
+        x, y = (self._as_float(self._read(v, environment)) for v in op.operands)
         match op:
             case arith.AddfOp():
                 result = b.fadd(x, y)
@@ -268,20 +287,32 @@ class EpilogueWriter:
             self._canonical.add(moved)
         return moved
 
+    def _rectified(
+        self, op: arith.MaximumfOp, environment: Mapping[SSAValue, SSAValue]
+    ) -> SSAValue | None:
+        """
+        The maximum with +0 of what the FPU computed, as bits; None for another maximum. The larger of a float and +0, as
+        integers, is the larger float, and a NaN if that has a positive sign, as those from the FPU have.
+        """
+        for operand, bound in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+            if not _is_positive_zero(bound) or isinstance(operand.owner, arith.ConstantOp):
+                continue
+            value = self._as_float(environment[operand])
+            if value in self._canonical:
+                b = self._b
+                result = b.emit(alu.MaxOp(b.float_to_bits(value), b.zero)).rd
+                self._canonical.add(result)
+                return result
+        return None
+
     def _propagating(self, op: Operation, x: SSAValue, y: SSAValue) -> SSAValue:
         """
         A maximum or minimum that is NaN if an operand is: `fmax.s` and `fmin.s` return the other one. The result is bits, in an
-        integer register. The larger of a float and +0, as integers, is the larger float, and a NaN if that has a positive sign,
-        as those from the FPU have.
+        integer register.
         """
         b = self._b
         is_maximum = isinstance(op, arith.MaximumfOp)
         left, right = op.operands
-        for value, bound in ((x, right), (y, left)):
-            if is_maximum and value in self._canonical and _is_positive_zero(bound):
-                result = b.emit(alu.MaxOp(b.float_to_bits(value), b.zero)).rd
-                self._canonical.add(result)
-                return result
         picked = b.emit((zfinx.FMaxSOp if is_maximum else zfinx.FMinSOp)(x, y)).rd
         checks = [
             b.emit(zfinx.FeqSOp(value, value)).rd

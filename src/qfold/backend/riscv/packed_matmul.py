@@ -148,6 +148,8 @@ def _function(
     held = isa.float_registers == "f" or block.integer_registers + pointers <= len(INTEGER_POOL)
     plans = dict.fromkeys(
         (
+            _Plan(held, roomy=True, careful=False, addend=True),
+            _Plan(held=False, roomy=True, careful=False, addend=True),
             _Plan(held, roomy=True, careful=False),
             _Plan(held=False, roomy=True, careful=False),
             _Plan(held=False, roomy=False, careful=False),
@@ -173,6 +175,8 @@ class _Plan:
     pointers from the frame, until they move to the next panel."""
     careful: bool
     """`EpilogueWriter`'s."""
+    addend: bool = False
+    """What is added per column, for all rows."""
 
 
 def _planned(
@@ -192,7 +196,14 @@ def _planned(
     a = row_reader(block.addressing, b, b.arguments["a"], block.rows, leaf.a_row_bytes)
     w = PanelReader(b, b.arguments["p"], PANEL)
     product = InnerProduct(b, schedule(block.rows, block.columns), a, w)
-    writer = EpilogueWriter(b, epilogue, pointers, careful=plan.careful, overlap=plan.roomy)
+    writer = EpilogueWriter(
+        b,
+        epilogue,
+        pointers,
+        careful=plan.careful,
+        overlap=plan.roomy,
+        keep_addend=plan.addend and block.rows > 1,
+    )
 
     def panel() -> None:
         early = writer.early_loads(block.columns) if plan.roomy else ()

@@ -15,25 +15,33 @@ LOWEST_OFFSET: Final = -2048
 HIGHEST_OFFSET: Final = 2047
 
 
+_LOADS: Final = {
+    "i8": (memory.LbOp, memory.LbPostOp, memory.LbPostRegOp),
+    "ui8": (memory.LbuOp, memory.LbuPostOp, memory.LbuPostRegOp),
+    "ui16": (memory.LhuOp, memory.LhuPostOp, memory.LhuPostRegOp),
+}
+"""Integers: at an offset, and with a post-increment by a number or a register."""
+
+
 @dataclass(frozen=True)
 class Element:
-    """What is read from memory: a float, or an integer of one byte, extended to a register."""
+    """What is read from memory: a float, or an integer of one or two bytes, extended to a register."""
 
     size: int
     """In bytes."""
     kind: str
-    """`f32`, `i8` or `ui8`."""
+    """`f32`, `i8`, `ui8` or `ui16`."""
 
     @staticmethod
     def of(kind: str) -> Element:
         """`kind`: the element type as it prints."""
-        return Element(4 if kind == "f32" else 1, kind)
+        return Element({"f32": 4, "ui16": 2}.get(kind, 1), kind)
 
     def load(self, b: FunctionBuilder, pointer: SSAValue, offset: int) -> SSAValue:
         """The element at `pointer + offset`."""
         if self.kind == "f32":
             return b.fload(pointer, offset)
-        return b.emit((memory.LbOp if self.kind == "i8" else memory.LbuOp)(pointer, offset)).rd
+        return b.emit(_LOADS[self.kind][0](pointer, offset)).rd
 
     def load_post(
         self, b: FunctionBuilder, pointer: SSAValue, step: int | SSAValue
@@ -41,11 +49,11 @@ class Element:
         """The element at `pointer`, and `pointer + step`. A constant step has 12 bits."""
         if self.kind == "f32":
             return b.fload_post(pointer, step)
-        signed = self.kind == "i8"
+        _, by_number, by_register = _LOADS[self.kind]
         if isinstance(step, SSAValue):
-            reg = b.emit((memory.LbPostRegOp if signed else memory.LbuPostRegOp)(pointer, step))
+            reg = b.emit(by_register(pointer, step))
             return reg.rd, reg.rs1_out
-        imm = b.emit((memory.LbPostOp if signed else memory.LbuPostOp)(pointer, step))
+        imm = b.emit(by_number(pointer, step))
         return imm.rd, imm.rs1_out
 
 

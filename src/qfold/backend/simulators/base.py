@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from qfold.backend.elf import ElfError, Program
+from qfold.backend.elf import ElfError, LinkedProgram
 from qfold.backend.simulators.profile import Profile
 from qfold.targets import Target
 
@@ -147,7 +147,7 @@ def with_symbols(text: str, binary: Path) -> str:
     if _PC.search(text) is None:
         return text
     try:
-        program = Program(binary)
+        program = LinkedProgram(binary)
     except (ElfError, OSError):
         return text
     return _PC.sub(lambda m: f"{m[0]} ({program.locate(int(m[1], 16))})", text)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qfold.backend.elf import Program
+from qfold.backend.elf import LinkedProgram
 
 
 class ProfileError(ValueError):
@@ -36,7 +36,7 @@ class Profile:
         return self.functions.get(symbol, FunctionProfile((), {}))
 
 
-def read_profile(text: str, program: Program, cores: int) -> Profile:
+def read_profile(text: str, program: LinkedProgram, cores: int) -> Profile:
     """The lines that the Spike extension (`ports/spike/xpulp.cc`) wrote for a run of `program`. `ProfileError` for others."""
     calls: dict[str, list[int]] = {}
     loads: dict[str, Counter[str]] = {}

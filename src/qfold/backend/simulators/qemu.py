@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from qfold.backend.elf import Program
+from qfold.backend.elf import LinkedProgram
 from qfold.backend.simulators.base import (
     DEFAULT_TIMEOUT,
     SimulationResult,
@@ -65,7 +65,7 @@ class Qemu(Simulator):
         self, binary: Path, arguments: Sequence[str], timeout: float
     ) -> tuple[SimulationResult, Profile]:
         """Run with a log of each block of instructions that is entered at the start of a function."""
-        program = Program(binary)
+        program = LinkedProgram(binary)
         entries = {s.address: s.name for s in program.functions.values()}
         with tempfile.TemporaryDirectory(prefix="qfold-qemu-") as scratch:
             log = Path(scratch) / "entries.txt"

@@ -9,7 +9,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from qfold.backend.elf import Program
+from qfold.backend.elf import LinkedProgram
 from qfold.backend.simulators.base import (
     DEFAULT_TIMEOUT,
     SimulationResult,
@@ -72,7 +72,7 @@ class Spike(Simulator):
             result = run_command(command, timeout, name=self.name, environment=environment)
             found = None
             if profile and counts.is_file():
-                found = read_profile(counts.read_text(), Program(binary), target.cores)
+                found = read_profile(counts.read_text(), LinkedProgram(binary), target.cores)
         stderr = "\n".join(
             line for line in result.stderr.splitlines() if not line.startswith(_FAILED)
         )

@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import (
     UnitAttr,
     i64,
 )
+from xdsl.interfaces import HasCanonicalizationPatternsInterface
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 from xdsl.irdl import (
@@ -23,6 +24,7 @@ from xdsl.irdl import (
     result_def,
     traits_def,
 )
+from xdsl.pattern_rewriter import RewritePattern
 from xdsl.traits import Pure
 
 from qfold.dialects.contraction import (
@@ -42,9 +44,18 @@ from qfold.dialects.element_types import i32
 from qfold.dialects.integer_operands import quant_conv_shape, quant_matmul_shape
 
 
-class _IntegerContractionOp(EpilogueOperation):
+class _IntegerContractionOp(EpilogueOperation, HasCanonicalizationPatternsInterface):
     ACCUMULATOR: ClassVar[Attribute] = i32
     result = result_def(TensorType)
+
+    @classmethod
+    def get_canonicalization_patterns(cls) -> tuple[RewritePattern, ...]:
+        from qfold.transforms.canonicalization_patterns.qmm import (
+            FoldTransposeIntoMatmul,
+            SimplifyZeroPoints,
+        )
+
+        return (SimplifyZeroPoints(), FoldTransposeIntoMatmul())
 
     def verify_result(self, shape: Sequence[int]) -> None:
         expect_shape("the result", self.result, shape)

@@ -39,7 +39,8 @@ class QuantAttr(ParametrizedAttribute):
     #qmm.quant<ui4, scale = "0x..." : tensor<2x64xf32>, axis = 0, block_size = 32>
     ```
 
-    Scales are f32, finite and positive; zero points have the storage type. Per tensor both have rank 0, per axis rank 1 (`axis`
+    Scales are f32, finite and positive, those of blocks of either sign or 0 (onnxruntime gives the block's largest element the
+    lowest integer, whatever its sign); zero points have the storage type. Per tensor both have rank 0, per axis rank 1 (`axis`
     is the dimension of the quantised tensor that they run along), per block the rank of the quantised tensor, with
     `ceil(D / block_size)` for its `axis`. A one-element axis is the same thing as per tensor and is built as such. ONNX
     QuantizeLinear-21 defines the three granularities.
@@ -189,9 +190,11 @@ class QuantAttr(ParametrizedAttribute):
             raise VerifyException(f"axis {self.axis} is not an axis of the scale {self.scale.type}")
         if self.scale.is_elided:
             return
-        bad = ~(np.isfinite(self.scales) & (self.scales > 0))
+        bad, expected = ~np.isfinite(self.scales), "finite"
+        if self.granularity != "block":
+            bad, expected = bad | (self.scales <= 0), "finite and positive"
         if bad.any():
-            raise VerifyException(f"a scale is finite and positive, got {self.scales[bad].flat[0]}")
+            raise VerifyException(f"a scale is {expected}, got {self.scales[bad].flat[0]}")
 
     def verify_describes(self, tensor_type: TensorType[Attribute]) -> None:
         """Check that this can describe a quantised tensor of `tensor_type`: storage type, axis, number of scales."""

@@ -6,7 +6,7 @@ these; one that does not fit is an error. Nothing is derived from the values of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import IntegerType, f32
 from xdsl.ir import SSAValue
 
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import i8, i32, integer_range, is_float, ui8
+from qfold.dialects.element_types import bit_width, i8, i32, integer_range, is_float, is_unsigned
 from qfold.frontend import registry
 from qfold.frontend.carrying import on_integers
 from qfold.frontend.context import NodeContext
@@ -30,10 +30,7 @@ from qfold.frontend.ops.contraction import (
 from qfold.frontend.ops.integer_contraction import DATA, add_integers, quant_conv, quant_matmul
 from qfold.frontend.ops.requant_shift import accumulator
 from qfold.frontend.registry import Importer
-from qfold.frontend.values import Const, Value, fits
-
-_ONLY_DATA = frozenset({0})
-"""Only input 0 is integers."""
+from qfold.frontend.values import Carried, Const, Value, fits
 
 
 def _integer_type(ctx: NodeContext) -> IntegerType | None:
@@ -50,14 +47,27 @@ def _result(importer: Importer, ctx: NodeContext) -> list[SSAValue]:
     return [p for p in produced if isinstance(p, SSAValue)]
 
 
-def _second_operand(ctx: NodeContext, carried: frozenset[int], index: int) -> Value | None:
+def _second_operand(ctx: NodeContext, carried: Mapping[int, Carried], index: int) -> Value | None:
     """A weight narrowed to i8, or integers of 8 bits; else None."""
     if index in carried:
         return ctx.value(index) if ctx.type(index).element_type in DATA else None
-    return ctx.narrowed(ctx.lattice(index), i8)
+    return _narrowed(ctx, carried, index, i8)
 
 
-def _float_operands(ctx: NodeContext, carried: frozenset[int]) -> bool:
+def _narrowed(
+    ctx: NodeContext, carried: Mapping[int, Carried], index: int, defined: IntegerType
+) -> Const | None:
+    """A constant as the integers that the network's operators define, or those that it declares itself; else None."""
+    value = ctx.lattice(index)
+    if any(v.strict for v in carried.values()):
+        return ctx.narrowed(value, defined)
+    declared = value.declared if isinstance(value, Const) else None
+    if declared is None or bit_width(declared) > bit_width(defined):
+        return None
+    return ctx.narrowed(value, i32 if defined == i32 else declared)
+
+
+def _float_operands(ctx: NodeContext, carried: Mapping[int, Carried]) -> bool:
     """Whether the data has no declared width, and all else are integers: then floats compute with integers."""
     if 0 not in carried or ctx.type(0).element_type != f32:
         return False
@@ -70,12 +80,12 @@ def _float_operands(ctx: NodeContext, carried: frozenset[int]) -> bool:
     return all(ctx.type(i).element_type == f32 for i in carried)
 
 
-def _has_narrow_data(ctx: NodeContext, carried: frozenset[int]) -> bool:
+def _has_narrow_data(ctx: NodeContext, carried: Mapping[int, Carried]) -> bool:
     return 0 in carried and ctx.type(0).element_type in DATA
 
 
 @on_integers("Conv")
-def _conv(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _conv(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     if _float_operands(ctx, carried):
         return _result(import_conv, ctx)
     if not _has_narrow_data(ctx, carried):
@@ -86,7 +96,7 @@ def _conv(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | Non
     result = quant_conv(ctx, ctx.value(0), weight)
     if not ctx.has_input(2):
         return [result]
-    bias = ctx.narrowed(ctx.lattice(2), i32)
+    bias = _narrowed(ctx, carried, 2, i32)
     if bias is None:
         return None
     if not bias.array.any():
@@ -97,7 +107,7 @@ def _conv(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | Non
 
 
 @on_integers("MatMul")
-def _matmul(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _matmul(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     if _float_operands(ctx, carried):
         return _result(import_matmul, ctx)
     if 0 not in carried or ctx.type(0).element_type not in DATA:
@@ -109,13 +119,15 @@ def _matmul(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | N
 
 
 @on_integers("Gemm")
-def _gemm(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _gemm(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     if _float_operands(ctx, carried):
         return _result(import_gemm, ctx)
     if not _has_narrow_data(ctx, carried):
         return None
     alpha, beta = float(ctx.attr("alpha", 1.0)), float(ctx.attr("beta", 1.0))
     if alpha != 1.0 or (beta != 1.0 and ctx.has_input(2)):
+        if not any(v.strict for v in carried.values()):
+            return None
         ctx.refuse(f"alpha = {alpha:g}, beta = {beta:g} on integers", "1 and 1")
     right = _second_operand(ctx, carried, 1)
     if right is None:
@@ -129,7 +141,7 @@ def _gemm(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | Non
     )
     if not ctx.has_input(2):
         return [result]
-    bias = ctx.narrowed(ctx.lattice(2), i32)
+    bias = _narrowed(ctx, carried, 2, i32)
     if bias is None:
         return None
     if not bias.array.any():
@@ -144,7 +156,7 @@ def _gemm(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | Non
 
 
 @on_integers("Add")
-def _add(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _add(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     """Of two integer tensors, or of an accumulator and a bias of i32: a sum in i32."""
     types = [ctx.type(i).element_type for i in sorted(carried)]
     if any(is_float(t) for t in types):
@@ -152,12 +164,14 @@ def _add(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None
         if all(isinstance(v, Const) and fits(v.array, i32) for v in others) and set(types) == {f32}:
             return _result(_importer(ctx), ctx)
         return None
+    if types == [i32, i32] and not any(v.strict for v in carried.values()):
+        return None  # floats hold sums that i32 does not
     operands: list[SSAValue] = []
     for index in (0, 1):
         if index in carried:
             operands.append(accumulator(ctx, ctx.value(index)))
             continue
-        bias = ctx.narrowed(ctx.lattice(index), i32) if types == [i32] else None
+        bias = _narrowed(ctx, carried, index, i32) if types == [i32] else None
         if bias is None:
             return None
         operands.append(ctx.materialize(bias))
@@ -165,17 +179,17 @@ def _add(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None
 
 
 @on_integers("Relu")
-def _relu(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
-    if ctx.type(0).element_type == ui8:
+def _relu(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
+    if is_unsigned(ctx.type(0).element_type):
         return [ctx.value(0)]
     return _result(_importer(ctx), ctx)
 
 
 @on_integers("Clip")
-def _clip(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _clip(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     """To constant whole bounds, of which the part within the integers' own range counts."""
     kind = _integer_type(ctx)
-    if carried != _ONLY_DATA or kind is None:
+    if set(carried) != {0} or kind is None:
         return None
     smallest, largest = integer_range(kind)
     inputs: list[Value | None] = [ctx.value(0)]
@@ -207,7 +221,7 @@ def _importer(ctx: NodeContext) -> Importer:
 
 
 @on_integers("Identity")
-def _identity(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _identity(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     return [ctx.value(0)]
 
 
@@ -224,19 +238,19 @@ def _identity(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] |
     "Transpose",
     "Unsqueeze",
 )
-def _moved(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
-    return _result(_importer(ctx), ctx) if carried == _ONLY_DATA else None
+def _moved(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
+    return _result(_importer(ctx), ctx) if set(carried) == {0} else None
 
 
 @on_integers("MaxPool")
-def _max_pool(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _max_pool(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     if ctx.type(0).element_type not in (*DATA, f32):
         return None
     return _result(_importer(ctx), ctx)
 
 
 @on_integers("Concat")
-def _concat(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _concat(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     """Of parts that are all integers of one type."""
     count = ctx.num_inputs()
     if len(carried) != count or len({ctx.type(i).element_type for i in range(count)}) > 1:
@@ -245,10 +259,10 @@ def _concat(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | N
 
 
 @on_integers("Pad")
-def _pad(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _pad(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     """With 0, or a constant that is an integer of the type."""
     kind = _integer_type(ctx)
-    if carried != _ONLY_DATA or kind is None:
+    if set(carried) != {0} or kind is None:
         return None
     inputs = list(ctx.inputs)
     if ctx.has_input(2):

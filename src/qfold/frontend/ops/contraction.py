@@ -225,7 +225,7 @@ def conv_window(ctx: NodeContext, data: Sequence[int], weight: Sequence[int]) ->
         kernel,
         strides,
         dilations,
-        ctx.attr("pads"),
+        ctx.attr("pads", []) or None,
     )
     if len(pads) != 2 * rank:
         ctx.invalid(f"pads has {len(pads)} numbers for {rank} spatial dimensions")

@@ -62,7 +62,7 @@ def import_matmul_nbits(ctx: NodeContext) -> SSAValue:
     for name in ("K", "N", "bits", "block_size"):
         if not ctx.has_attr(name):
             ctx.invalid(f"it lacks its attribute '{name}'")
-    k, n, bits, block = (int(ctx.attr(a)) for a in ("K", "N", "bits", "block_size"))
+    k, n, bits, block = (int(ctx.attr(a, 0)) for a in ("K", "N", "bits", "block_size"))
     if bits not in _STORAGE:
         ctx.refuse(f"weights of {bits} bits", "weights of 4 and 8 bits")
     if k < 1 or n < 1 or block < 2 or block & (block - 1):
@@ -72,12 +72,12 @@ def import_matmul_nbits(ctx: NodeContext) -> SSAValue:
     blocks = -(-k // block)
     packed = _bytes(ctx, 1, "a weight", (n, blocks * block * bits // 8))
     q = np.ascontiguousarray(_unpacked(packed, bits)[:, :k])
-    scale = check_scale(ctx.require_const(2, "scale"), ctx)
+    scale = check_scale(ctx.require_const(2, "scale"), ctx, any_sign=True)
     if scale.size != n * blocks:
         ctx.invalid(f"scales have shape {list(scale.shape)}; expected {[n, blocks]}")
     zero_point = _zero_points(ctx, n, blocks, bits)
     const = Const(q, _STORAGE[bits], ctx.node.input[1])
-    if blocks == 1:
+    if blocks == 1 and (scale > 0).all():
         points = zero_point.reshape(-1) if zero_point.ndim else zero_point
         weight = Quantized(const, f32, ctx.name, scale=scale.reshape(n), zero_point=points, axis=0)
     else:

@@ -87,7 +87,7 @@ def windows_of(ctx: NodeContext) -> Windows:
     kernel = numbers("kernel_shape", [])
     strides, dilations = numbers("strides", [1] * rank), numbers("dilations", [1] * rank)
     mode = ctx.attr("auto_pad", "NOTSET") or "NOTSET"
-    pads = auto_pads(mode, spatial, kernel, strides, dilations, ctx.attr("pads"))
+    pads = auto_pads(mode, spatial, kernel, strides, dilations, ctx.attr("pads", []) or None)
     if len(pads) != 2 * rank or min(pads) < 0:
         ctx.invalid(f"pads is {pads}; expected {2 * rank} numbers of 0 and more")
     low, high = pads[:rank], pads[rank:]

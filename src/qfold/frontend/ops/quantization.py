@@ -38,14 +38,21 @@ _DATA_TYPES = (*STORAGE_TYPES, i32)
 """What can be dequantised; i32 is for biases and accumulators."""
 
 
-def check_scale(scale: Array, ctx: NodeContext) -> npt.NDArray[np.float32]:
-    """The scale in f32; `FrontendError` unless all of it is finite and positive."""
+def check_scale(
+    scale: Array, ctx: NodeContext, *, any_sign: bool = False
+) -> npt.NDArray[np.float32]:
+    """The scale in f32; `FrontendError` unless all of it is finite, and positive unless it may have `any_sign`.
+
+    That is for constants in blocks: onnxruntime's symmetric quantiser gives the largest element of a block the lowest integer,
+    hence its sign to the scale.
+    """
     wide = np.asarray(scale, np.float32)
-    bad = ~(np.isfinite(wide) & (wide > 0))
+    bad = ~np.isfinite(wide)
+    if not any_sign:
+        bad |= ~(wide > 0)
     if bad.any():
-        raise FrontendError(
-            f"{ctx.ref}: a scale has to be finite and positive, found {wide[bad].flat[0]}"
-        )
+        expected = "finite" if any_sign else "finite and positive"
+        raise FrontendError(f"{ctx.ref}: a scale has to be {expected}, found {wide[bad].flat[0]}")
     return wide
 
 
@@ -122,7 +129,8 @@ def _raise_dequantize_linear(ctx: NodeContext) -> Sequence[Value] | None:
             "a constant scale",
         )
     granularity = _granularity(ctx)
-    scale = granularity.shaped(check_scale(scale, ctx))
+    in_blocks = granularity.block_size is not None
+    scale = granularity.shaped(check_scale(scale, ctx, any_sign=in_blocks))
     zero_point = zero_point_argument(ctx, value.type)
     if zero_point is not None and zero_point.size == 1:
         zero_point = zero_point.reshape(())

@@ -7,7 +7,7 @@ their networks are rounded so, halves upwards. Where `div` is 1 there is nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -159,7 +159,7 @@ def _of_floats(ctx: NodeContext) -> SSAValue:
 
 
 @on_integers("RequantShift")
-def _on_integers(ctx: NodeContext, carried: frozenset[int]) -> Sequence[SSAValue] | None:
+def _on_integers(ctx: NodeContext, carried: Mapping[int, Carried]) -> Sequence[SSAValue] | None:
     return [_shifted(ctx, accumulator(ctx, ctx.value(0)))] if 0 in carried else None
 
 

@@ -25,6 +25,7 @@ from qfold.ir.quantized import (
     constant_quant,
     permutation_of,
     trace_quantized,
+    uniform,
 )
 
 
@@ -51,15 +52,19 @@ class FoldLayoutOfConstant(RewritePattern):
 
 
 class FoldTransposeIntoMatmul(RewritePattern):
-    """`matmul(transpose(a), b)` -> `matmul(a, b) {transpose_a}`, and the same for b.
+    """`matmul(transpose(a), b)` -> `matmul(a, b) {transpose_a}`, and the same for b; of integers for b only.
 
     Of a transpose that moves more than the last two dimensions, only their exchange is folded, and only when it brings the
     innermost dimension of the source to the inside again: what is left then copies rows, not elements, or is a view.
     """
 
     @op_type_rewrite_pattern
-    def match_and_rewrite(self, op: qmm.MatmulOp, rewriter: PatternRewriter, /) -> None:
-        for name, value in (("a", op.a), ("b", op.b)):
+    def match_and_rewrite(
+        self, op: qmm.MatmulOp | qmm.QuantMatmulOp, rewriter: PatternRewriter, /
+    ) -> None:
+        # The rows of a product of integers lie as they are: any strides are read.
+        operands = {"a": op.a, "b": op.b} if isinstance(op, qmm.MatmulOp) else {"b": op.b}
+        for name, value in operands.items():
             transpose = value.owner
             if not isinstance(transpose, linalg.TransposeOp) or not transpose.results:
                 continue
@@ -75,6 +80,30 @@ class FoldTransposeIntoMatmul(RewritePattern):
             changed = {flag: None if flag in op.properties else UnitAttr()}
             replace_op(rewriter, op, rebuilt(op, {name: [source]}, changed), merged=[transpose])
             return
+
+
+class SimplifyZeroPoints(RewritePattern):
+    """A zero point of 0 is none; equal ones are one."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(
+        self, op: qmm.QuantMatmulOp | qmm.QuantConvOp, rewriter: PatternRewriter, /
+    ) -> None:
+        changed: dict[str, list[SSAValue]] = {}
+        for name, keyword in op.GROUPS:
+            if keyword is None or not keyword.endswith("zero_point"):
+                continue
+            value = cast("SSAValue | None", getattr(op, name))
+            zeros = None if value is None else constant_array(value)
+            if value is None or zeros is None or not zeros.size or not uniform(zeros):
+                continue
+            if not zeros.flat[0]:
+                changed[name] = []
+            elif zeros.ndim:
+                builder = TensorBuilder(InsertPoint.before(op), op.location)
+                changed[name] = [builder.constant(zeros.reshape(-1)[0], element_type(value))]
+        if changed:
+            replace_op(rewriter, op, rebuilt(op, changed, {}))
 
 
 class DropUnusedSum(RewritePattern):
