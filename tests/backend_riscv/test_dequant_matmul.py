@@ -243,6 +243,12 @@ INSERTED = [
             (3, 7, 20),
         ]
     )
+] + [
+    # Two weights at a time: few and many steps, all kinds of zero points.
+    InsertedProblem(1, n, k, kind, zero_point=zero_point, split=split)
+    for n, k, split in ((48, 1500, (1, 4)), (8, 3, (1, 1)))
+    for kind in ("tensor", "column")
+    for zero_point in ZERO_POINTS
 ]
 
 
