@@ -184,9 +184,9 @@ class RequantizeShiftOp(_RequantizeOp):
         : (tensor<4x2xi32>) -> tensor<4x2xi8>
     ```
 
-    Integers only: product and sum are exact in 64 bits, the shift rounds once. `RequantShift` of PULP's
-    deployment tools is `floor` with half of the divisor in `add`; `half_even` with a multiplier of 31 bits is the fixed-point form of `qmm.requantize`, for cores
-    without double precision. A zero point is in `add`, shifted.
+    Integers only: product and sum are exact in 64 bits, the shift rounds once. `RequantShift` of PULP's deployment tools
+    is `floor` with half of the divisor in `add`; `half_even` with a multiplier of 31 bits is the fixed-point form of
+    `qmm.requantize`, for cores without double precision. A zero point is in `add`, shifted.
     """
 
     name = "qmm.requantize_shift"
