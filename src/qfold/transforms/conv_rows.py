@@ -18,7 +18,8 @@ from qfold.transforms.matmul_tiles import operand_cycles, pieces, size_choices
 from qfold.transforms.staging import Operand, Range, Stage
 from qfold.transforms.tile_sequence import Buffers, Use, Work, write_tiles
 from qfold.transforms.tiled_symbols import tiled_symbol
-from qfold.transforms.tiling_cost import CALL, CORE_CYCLES_PER_MAC, balanced, largest_share
+from qfold.transforms.tiling_cost import CALL, CORE_CYCLES_PER_MAC, largest_share
+from qfold.transforms.work_split import conv_split
 
 _MOST_TILES = 32
 """Tiles of rows are written one by one: more than this are not."""
@@ -135,7 +136,7 @@ class ConvRowStaging:
             for rows in self._rows(tiles.rows):
                 sizes = self._sizes(size, rows)
                 counts = (size, rows.count, *rest)
-                share = largest_share(counts, balanced(counts, self._target.cores))
+                share = largest_share(counts, conv_split(counts, self._target.cores))
                 work = CALL + share * taps * CORE_CYCLES_PER_MAC
                 moved = sum(
                     operand_cycles(o, sizes) for o, _ in operands if o.depends_on(_ROW, _INPUT_ROW)

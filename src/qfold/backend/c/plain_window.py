@@ -49,10 +49,10 @@ class _Printer:
         first, end = _interior(w.columns)
         self.interior = (first, end)
         self.channels, self.pixels = _block_of(
+            w.groups,
             w.outputs,
             -(-(end - first) // parts[3]),
-            # No block so large that a core would go without.
-            max(1, w.groups * w.outputs // parts[1]),
+            parts[1],
             _conversion(problem.weight),
             shared,
         )
@@ -287,9 +287,10 @@ def _conversion(weight: Weight | None) -> int:
 
 
 def _block_of(
-    outputs: int, pixels: int, channels_per_core: int, conversion: int, shared: bool
+    groups: int, outputs: int, pixels: int, parts: int, conversion: int, shared: bool
 ) -> tuple[int, int]:
-    """(channels, pixels) of a block, for `outputs` channels of rows of so many pixels: what takes the least instructions per tap.
+    """(channels, pixels) of a block, for `outputs` channels of each group and rows of so many pixels: what takes the busiest of
+    `parts`, to which blocks of channels are dealt out, the least instructions per tap.
 
     A block takes `conversion` per channel, a load per pixel, a multiplication for each pair, and two for the loop.
     """
@@ -300,15 +301,17 @@ def _block_of(
 
     def total(block: tuple[int, int]) -> int:
         channels, width = block
-        rows = ((outputs // channels, channels), (1, outputs % channels))
+        whole, tail = divmod(outputs, channels)
+        most = -(-groups * (whole + (tail > 0)) // parts)
+        full = min(most, groups * whole)
         return sum(
             times * (pixels // width * cost(c, width) + cost(c, pixels % width))
-            for times, c in rows
+            for times, c in ((full, channels), (most - full, tail))
         )
 
     table = _PIXELS_OF_SHARED if shared else _PIXELS
     # Subtracting a zero point too takes registers from the sums.
-    most = min(2 if shared and conversion > 2 else 4, outputs, channels_per_core)
+    most = min(2 if shared and conversion > 2 else 4, outputs)
     pixels = max(1, pixels)
     blocks = [(c, n) for c in range(most, 0, -1) for n in range(min(table[c], pixels), 0, -1)]
     return min(blocks, key=total)
