@@ -157,6 +157,18 @@ def lines_with(text: str, part: str) -> list[int]:
     return [i for i, line in enumerate(text.splitlines()) if part in line]
 
 
+def raced(network: Network, dispatches: str) -> subprocess.CompletedProcess[str]:
+    """The first of ten runs in which ThreadSanitizer reports a race: it sees none between threads that happen to run one after
+    the other."""
+    program = network.build(THREAD_SANITIZER, DEBUG, dispatches=dispatches)
+    done = network.run(program)
+    for _ in range(9):
+        if done.returncode:
+            break
+        done = network.run(program)
+    return done
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_removed_wait(network: Network, part: int) -> None:
     """Any of them: four, all over the network."""
@@ -180,7 +192,7 @@ def test_swapped_buffers_of_an_operand(network: Network) -> None:
     assert done.returncode == 0
     outputs = unpack_ports(network.program.outputs, (network.folder / "out.bin").read_bytes())
     assert all(np.isnan(value).any() for value in outputs.values())
-    done = network.run(network.build(THREAD_SANITIZER, DEBUG, dispatches=text))
+    done = raced(network, text)
     assert done.returncode == 66
     assert "data race" in done.stderr and "packed_matmul_axis" in done.stderr
 
@@ -209,6 +221,6 @@ def test_removed_barrier(network: Network, after: bool) -> None:
         else [i for i in barriers if i < kernel][-1]
     )
     del lines[at]
-    done = network.run(network.build(THREAD_SANITIZER, DEBUG, dispatches="".join(lines)))
+    done = raced(network, "".join(lines))
     assert done.returncode in (66, 70)
     assert "data race" in done.stderr and "packed_matmul_axis" in done.stderr
