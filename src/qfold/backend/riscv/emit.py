@@ -16,7 +16,12 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.dialects.riscv import ops as riscv
 from xdsl.dialects.riscv.abstract_ops import RISCVInstruction
 from xdsl.dialects.riscv.attrs import si12
-from xdsl.dialects.riscv.registers import FloatRegisterType, Registers, RISCVRegisterType
+from xdsl.dialects.riscv.registers import (
+    FloatRegisterType,
+    IntRegisterType,
+    Registers,
+    RISCVRegisterType,
+)
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -216,18 +221,23 @@ def _allocated(value: SSAValue) -> RISCVRegisterType:
     return value.type
 
 
+def _integer(register: RISCVRegisterType) -> IntRegisterType:
+    assert isinstance(register, IntRegisterType)
+    return register
+
+
 def _save(sp: rv32.GetRegisterOp, register: RISCVRegisterType, offset: int) -> list[Operation]:
     if isinstance(register, FloatRegisterType):
         value: Operation = riscv.GetFloatRegisterOp(register)
         return [value, riscv.FSwOp(sp, value, offset)]
-    value = rv32.GetRegisterOp(register)  # type: ignore[arg-type]
+    value = rv32.GetRegisterOp(_integer(register))
     return [value, riscv.SwOp(sp, value, offset)]
 
 
 def _restore(sp: rv32.GetRegisterOp, register: RISCVRegisterType, offset: int) -> Operation:
     if isinstance(register, FloatRegisterType):
         return riscv.FLwOp(sp, offset, rd=register)
-    return riscv.LwOp(sp, offset, rd=register)  # type: ignore[arg-type]
+    return riscv.LwOp(sp, offset, rd=_integer(register))
 
 
 def _parallel_moves(
@@ -247,8 +257,8 @@ def _parallel_moves(
             continue
         free = next((d for d in pending if d not in waiting), None)
         if free is not None:
-            ops.append(value := rv32.GetRegisterOp(pending.pop(free)))  # type: ignore[arg-type]
-            ops.append(riscv.MVOp(value, rd=free))  # type: ignore[arg-type]
+            ops.append(value := rv32.GetRegisterOp(_integer(pending.pop(free))))
+            ops.append(riscv.MVOp(value, rd=_integer(free)))
             continue
         # What is left are cycles. With one source parked, its register can be written.
         parked, source = pending.popitem()
