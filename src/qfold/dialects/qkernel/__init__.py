@@ -12,10 +12,23 @@ from qfold.dialects.integer_operands import zero_point_type
 from qfold.dialects.qkernel.conv import ConvOp, DequantConvOp, WindowSumOp
 from qfold.dialects.qkernel.matmul import DequantMatmulOp, MatmulOp, RowSumOp
 from qfold.dialects.qkernel.packed import PANEL, PackedMatmulOp, PackOp, packed_shape
+from qfold.dialects.qkernel.packed_integers import (
+    PackBytesOp,
+    PackedQuantMatmulOp,
+    PackWindowOp,
+    packed_bytes_shape,
+)
 from qfold.dialects.qkernel.quantized import QuantConvOp, QuantMatmulOp
 
-TILED: tuple[type[IRDLOperation], ...] = (PackOp, PackedMatmulOp, RowSumOp)
-"""What only `qmm-tile-to-l1` makes: targets without a scratchpad need no kernels for them."""
+TILED: tuple[type[IRDLOperation], ...] = (
+    PackOp,
+    PackedMatmulOp,
+    RowSumOp,
+    PackBytesOp,
+    PackWindowOp,
+    PackedQuantMatmulOp,
+)
+"""What only the passes for clusters make: targets without a scratchpad need no kernels for them."""
 
 CONTRACTIONS: tuple[type[IRDLOperation], ...] = (
     MatmulOp,
@@ -41,12 +54,16 @@ __all__ = [
     "DequantConvOp",
     "DequantMatmulOp",
     "MatmulOp",
+    "PackBytesOp",
     "PackOp",
+    "PackWindowOp",
     "PackedMatmulOp",
+    "PackedQuantMatmulOp",
     "QuantConvOp",
     "QuantMatmulOp",
     "RowSumOp",
     "WindowSumOp",
+    "packed_bytes_shape",
     "packed_shape",
     "zero_point_type",
 ]
