@@ -110,7 +110,7 @@ class PackBytesOp(GroupedOperation):
 
 @irdl_op_definition
 class PackWindowOp(GroupedOperation):
-    """The windows of a convolution as a packed [K, N] operand: K = (channel, kernel position), N = the output positions, row-major.
+    """The windows of a convolution as a packed [K, N] operand: K = (channel, kernel position), N = output positions, row-major.
 
     ```mlir
     qkernel.pack_window %x outs(%y) {kernel_shape = array<i64: 3, 3>, strides = array<i64: 1, 1>, pads = array<i64: 1, 1, 1, 1>,
