@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from qfold.tools.driver import (
     import_tensor_module,
     make_context,
 )
+from qfold.tools.errors import user_sentence
 from qfold.tools.verify import verify
 from qfold.transforms.pipelines import kernel_pipeline, run_passes, tensor_pipeline
 from tests.fuzz.graphs import Case
+from tests.fuzz.mutate import mutate_bytes, mutate_model
 
 Array = npt.NDArray[Any]
 
@@ -155,10 +158,12 @@ def check_levels(
     same_outputs("kernel passes", ref, module)
 
 
-def check_compiled(case: Case, *, fuse: bool = True, hoist: bool = True) -> None:
+def check_compiled(
+    case: Case, *, fuse: bool = True, hoist: bool = True, target: str = "host"
+) -> None:
     """Compile, and verify as `qfold verify` does: dispatches, outputs, object code, ONNX's reference."""
     _, ref = reference(case)
-    compilation = compile_loaded(ref.loaded, Options(fuse=fuse, hoist=hoist))
+    compilation = compile_loaded(ref.loaded, Options(fuse=fuse, hoist=hoist, target=target))
     result = verify(compilation, ref.loaded, case.feeds)
     bad = [str(r) for r in (*result.dispatches, *result.outputs, *result.audit) if not r.ok]
     if bad:
@@ -170,6 +175,29 @@ def check_sanitized(case: Case, *, fuse: bool = True, hoist: bool = True) -> Non
     _, ref = reference(case)
     compilation = compile_loaded(ref.loaded, Options(fuse=fuse, hoist=hoist))
     compare_outputs(case, ref, compilation, run_sanitized(compilation, case.feeds))
+
+
+DAMAGED = 8
+"""Damaged copies of a model."""
+
+
+def check_damaged(case: Case, seed: int) -> None:
+    """Copies of the model with bytes or parts changed are compiled to C, or refused in a sentence."""
+    random = Random(seed)
+    data = case.model.SerializeToString()
+    refusal = ""
+    for turn in range(DAMAGED):
+        damaged = mutate_bytes(data, random) if turn % 2 else mutate_model(case.model, random)
+        try:
+            compile_loaded(load_model(damaged), Options())
+        except Exception as error:
+            sentence = user_sentence(error)
+            if not sentence:
+                error.add_note(f"damaged copy {turn}")
+                raise
+            refusal = sentence
+    if refusal:
+        raise Refused(refusal)
 
 
 def run_sanitized(compilation: Compilation, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -207,7 +207,7 @@ class GraphBuilder:
         for array in arrays:
             if array.size > LARGEST:
                 raise Invalid(f"{op}: too large")
-            if array.dtype.kind == "f" and array.size:
+            if array.dtype.kind == "f" and array.size and op != "Cast":
                 with np.errstate(invalid="ignore"):
                     if np.abs(array[np.isfinite(array)]).max(initial=0.0) > REACH:
                         raise Invalid(f"{op}: too far")

@@ -1,4 +1,4 @@
-"""The long run: `python -m tests.fuzz.run --count 1000 --seed 0 --stage levels|compiled|sanitized`.
+"""The long run: `python -m tests.fuzz.run --of quantized --count 1000 --seed 0 --stage levels|compiled|sanitized|damaged`.
 
 Prints what came out how often, with the seeds. A failing model is shrunk and saved beside its inputs.
 """
@@ -20,16 +20,29 @@ import numpy as np
 import onnx
 
 from qfold.tools.errors import user_sentence
-from tests.fuzz.check import Finding, Refused, check_compiled, check_levels, check_sanitized
+from tests.fuzz import operators, quantized
+from tests.fuzz.check import (
+    Finding,
+    Refused,
+    check_compiled,
+    check_damaged,
+    check_levels,
+    check_sanitized,
+)
 from tests.fuzz.graphs import Case
-from tests.fuzz.operators import make_case
 from tests.fuzz.shrink import shrink
 
 STAGES: dict[str, Callable[..., None]] = {
     "levels": check_levels,
     "compiled": check_compiled,
     "sanitized": check_sanitized,
+    "damaged": check_damaged,
 }
+KINDS: dict[str, Callable[[int, int], Case]] = {
+    "floats": operators.make_case,
+    "quantized": quantized.make_case,
+}
+"""What graphs are of: any operators and weight-only quantisation, or integers between layers."""
 OK, REFUSED = "ok", "refused"
 
 
@@ -42,7 +55,9 @@ def options(seed: int) -> dict[str, bool]:
     return {"fuse": seed % 7 != 3, "hoist": seed % 5 != 2}
 
 
-def outcome(case: Case, stage: str, seed: int, seconds: int) -> tuple[str, str]:
+def outcome(
+    case: Case, stage: str, seed: int, seconds: int, *, target: str = "host"
+) -> tuple[str, str]:
     """(`ok`, `refused`, or what went wrong and where; the message)."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -51,7 +66,15 @@ def outcome(case: Case, stage: str, seed: int, seconds: int) -> tuple[str, str]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
     try:
-        STAGES[stage](case, **options(seed))
+        if stage == "damaged":
+            check_damaged(case, seed)
+        elif stage == "levels":
+            # Verifying after each pass takes most of the time.
+            check_levels(case, **options(seed), verify_each=seed % 10 == 0)
+        elif stage == "compiled":
+            check_compiled(case, **options(seed), target=target)
+        else:
+            STAGES[stage](case, **options(seed))
     except Refused as error:
         return REFUSED, str(error)
     except Finding as error:
@@ -90,6 +113,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500, help="how many cases")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--graphs", type=int, default=1, help="graphs side by side in each case")
+    parser.add_argument("--of", choices=list(KINDS), default="floats", help="what graphs are of")
+    parser.add_argument("--target", default="host", help="of the stage `compiled`")
     parser.add_argument("--stage", choices=list(STAGES), default="levels")
     parser.add_argument("--seconds", type=int, default=60, help="limit for one case")
     parser.add_argument("--save", type=Path, default=Path("fuzz-failures"), metavar="DIR")
@@ -102,8 +127,10 @@ def main() -> int:
     seen: set[str] = set()
     print(f"seeds {arguments.seed} to {arguments.seed + arguments.count - 1}, {arguments.stage}")
     for seed in range(arguments.seed, arguments.seed + arguments.count):
-        case = make_case(seed, arguments.graphs)
-        result, text = outcome(case, arguments.stage, seed, arguments.seconds)
+        case = KINDS[arguments.of](seed, arguments.graphs)
+        result, text = outcome(
+            case, arguments.stage, seed, arguments.seconds, target=arguments.target
+        )
         totals[result] += 1
         if result == REFUSED:
             refusals.update(reasons(text))
@@ -117,7 +144,8 @@ def main() -> int:
             small = shrink(
                 case,
                 lambda c, s=seed, r=result: (
-                    outcome(c, arguments.stage, s, arguments.seconds)[0] == r
+                    outcome(c, arguments.stage, s, arguments.seconds, target=arguments.target)[0]
+                    == r
                 ),  # type: ignore[misc]
             )
             case = small

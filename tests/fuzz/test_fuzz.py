@@ -55,7 +55,7 @@ def test_compiled_graphs_verify() -> None:
     check_compiled(make_case(1, graphs=20))
 
 
-def _sanitizers() -> bool:
+def sanitizers() -> bool:
     compiler = shutil.which("cc")
     if compiler is None:
         return False
@@ -65,7 +65,7 @@ def _sanitizers() -> bool:
     ).returncode
 
 
-@pytest.mark.skipif(not _sanitizers(), reason="the C compiler has no sanitizers")
+@pytest.mark.skipif(not sanitizers(), reason="the C compiler has no sanitizers")
 def test_compiled_graphs_touch_only_what_is_theirs() -> None:
     check_sanitized(make_case(2, graphs=20))
 
