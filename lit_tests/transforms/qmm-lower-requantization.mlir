@@ -37,31 +37,63 @@ func.func @requantize(%a: tensor<4x8xui8>, %b: tensor<8x2xi8>) -> tensor<4x2xui8
 
 // -----
 
-// Rounded up: twice the rest, and one for an odd result, is more than a unit.
+// Halves go up; those that went to an odd result are taken back. 2048 is the half and what the op adds.
 func.func @shift(%acc: tensor<4xi32>) -> tensor<4xi8> {
-  %q = qmm.requantize_shift %acc {mul = array<i64: 37>, add = array<i64: 512>, shift = array<i64: 10>, rounding = "half_even"} : (tensor<4xi32>) -> tensor<4xi8>
+  %q = qmm.requantize_shift %acc {mul = array<i64: 37>, add = array<i64: 1536>, shift = array<i64: 10>, rounding = "half_even"} : (tensor<4xi32>) -> tensor<4xi8>
   func.return %q : tensor<4xi8>
 }
 
 // CHECK:      @shift
 // CHECK:        ^bb0(%[[X:.*]]: i32, %{{.*}}: i8):
-// CHECK:          %[[W:.*]] = arith.extsi %[[X]] : i32 to i64
-// CHECK-NEXT:     %[[P:.*]] = arith.muli %[[W]], %{{.*}} : i64
-// CHECK-NEXT:     %[[T:.*]] = arith.addi %[[P]], %{{.*}} : i64
-// CHECK-NEXT:     %[[R:.*]] = arith.shrsi %[[T]], %[[S:.*]] : i64
+// CHECK-NEXT:     %[[MUL:.*]] = arith.constant 37 : i64
+// CHECK-NEXT:     %[[ADD:.*]] = arith.constant 2048 : i64
+// CHECK-NEXT:     %[[S:.*]] = arith.constant 10 : i64
+// CHECK-NEXT:     %[[W:.*]] = arith.extsi %[[X]] : i32 to i64
+// CHECK-NEXT:     %[[P:.*]] = arith.muli %[[W]], %[[MUL]] : i64
+// CHECK-NEXT:     %[[T:.*]] = arith.addi %[[P]], %[[ADD]] : i64
 // CHECK-NEXT:     %[[ONE:.*]] = arith.constant 1 : i64
-// CHECK-NEXT:     %[[UNIT:.*]] = arith.shli %[[ONE]], %[[S]] : i64
-// CHECK-NEXT:     %[[MASK:.*]] = arith.subi %[[UNIT]], %[[ONE]] : i64
-// CHECK-NEXT:     %[[REST:.*]] = arith.andi %[[T]], %[[MASK]] : i64
-// CHECK-NEXT:     %[[TWO:.*]] = arith.addi %[[REST]], %[[REST]] : i64
+// CHECK-NEXT:     %[[R:.*]] = arith.shrsi %[[T]], %[[S]] : i64
 // CHECK-NEXT:     %[[ODD:.*]] = arith.andi %[[R]], %[[ONE]] : i64
-// CHECK-NEXT:     %[[SUM:.*]] = arith.addi %[[TWO]], %[[ODD]] : i64
-// CHECK-NEXT:     %[[UP:.*]] = arith.cmpi sgt, %[[SUM]], %[[UNIT]] : i64
-// CHECK-NEXT:     %[[BIT:.*]] = arith.extui %[[UP]] : i1 to i64
-// CHECK-NEXT:     arith.addi %[[R]], %[[BIT]] : i64
+// CHECK-NEXT:     %[[BACK:.*]] = arith.subi %[[T]], %[[ODD]] : i64
+// CHECK-NEXT:     arith.shrsi %[[BACK]], %[[S]] : i64
 // CHECK:          arith.maxsi
 // CHECK:          arith.minsi
 // CHECK-NEXT:     arith.trunci %{{.*}} : i64 to i8
+
+// -----
+
+// Sums of 8 products of bytes and a multiplier of 8 bits fit 32 bits; nothing but the upper bound can be left.
+func.func @narrow(%a: tensor<4x8xui8>) -> tensor<4x2xui8> {
+  %b = qmm.constant #qmm.weight<"0x01010101010101010101010101010101" : tensor<8x2xi8>>
+  %acc = qmm.quant_matmul %a, %b : (tensor<4x8xui8>, tensor<8x2xi8>) -> tensor<4x2xi32>
+  %q = qmm.requantize_shift %acc {mul = array<i64: 200>, add = array<i64: 512>, shift = array<i64: 10>, rounding = "floor"} : (tensor<4x2xi32>) -> tensor<4x2xui8>
+  func.return %q : tensor<4x2xui8>
+}
+
+// CHECK:      @narrow
+// CHECK:        ^bb0(%[[X:.*]]: i32, %{{.*}}: ui8):
+// CHECK:          %[[P:.*]] = arith.muli %[[X]], %{{.*}} : i32
+// CHECK-NEXT:     %[[T:.*]] = arith.addi %[[P]], %{{.*}} : i32
+// CHECK-NEXT:     %[[R:.*]] = arith.shrsi %[[T]], %{{.*}} : i32
+// CHECK-NOT:      arith.maxsi
+// CHECK:          arith.minsi %[[R]], %{{.*}} : i32
+
+// -----
+
+// A multiplier of 31 bits: the upper half of its product with the accumulator, moved up as far as 32 bits allow.
+func.func @high_half(%a: tensor<4x8xi8>, %b: tensor<8x2xi8>) -> tensor<4x2xi8> {
+  %acc = qmm.quant_matmul %a, %b : (tensor<4x8xi8>, tensor<8x2xi8>) -> tensor<4x2xi32>
+  %q = qmm.requantize_shift %acc {mul = array<i64: 1234567891>, add = array<i64: 274877906944>, shift = array<i64: 39>, rounding = "floor"} : (tensor<4x2xi32>) -> tensor<4x2xi8>
+  func.return %q : tensor<4x2xi8>
+}
+
+// CHECK:      @high_half
+// CHECK:        ^bb0(%[[X:.*]]: i32, %{{.*}}: i8):
+// CHECK:          %[[LEFT:.*]] = arith.constant 13 : i32
+// CHECK-NEXT:     %[[UP:.*]] = arith.shli %[[X]], %[[LEFT]] : i32
+// CHECK-NEXT:     %{{.*}}, %[[HIGH:.*]] = arith.mulsi_extended %[[UP]], %{{.*}} : i32
+// CHECK-NEXT:     %[[T:.*]] = arith.addi %[[HIGH]], %{{.*}} : i32
+// CHECK-NEXT:     arith.shrsi %[[T]], %{{.*}} : i32
 
 // -----
 

@@ -26,7 +26,9 @@ from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from qfold.backend.run import Executable, build_module
+from qfold.dialects import qkernel
 from qfold.dialects.contraction import int_array, shape_of
+from qfold.dialects.element_types import bit_width
 from qfold.ir.layouts import Layout, row_major
 from qfold.ir.locations import name_location
 from qfold.targets import target_named
@@ -70,7 +72,10 @@ def random_split(function: func.FuncOp, cores: int, rng: np.random.Generator) ->
     if isinstance(op, linalg.GenericOp):
         parallel = [i.data is IteratorType.PARALLEL for i in op.iterator_types]
     else:
-        parallel = [True] * len(shape_of(getattr(op, "y", op.operands[-1])))
+        shape = shape_of(getattr(op, "y", op.operands[-1]))
+        if isinstance(op, qkernel.PackBytesOp | qkernel.PackWindowOp):
+            shape = shape[:2]  # panels and words
+        parallel = [True] * len(shape)
     parts = [1] * len(parallel)
     left = cores
     for d in rng.permutation(len(parts)):
@@ -120,7 +125,7 @@ class Level3:
             if a.values is None:
                 self.outputs.append((port, type_))
             else:
-                self.inputs.append((port, type_, a.values if dense else _scatter(a.values, layout)))
+                self.inputs.append((port, type_, a.values if dense else _scatter(a, layout)))
             bound.append((port, a))
         self.steps.append((name, bound, node or name))
         return f"{name}.{len(args) - 1}"
@@ -182,10 +187,12 @@ class Level3:
         return views
 
 
-def _scatter(values: Array, layout: Layout) -> Array:
-    """A flat buffer that holds `values` where `layout` says, and values that no kernel may use anywhere else."""
-    flat = np.full(layout.extent[1] + 1, 113, values.dtype)
-    flat[positions(layout)] = values
+def _scatter(arg: Arg, layout: Layout) -> Array:
+    """A flat buffer that holds an input's values where `layout` says, and values that no kernel may use anywhere else."""
+    assert arg.values is not None
+    unused = 7 if bit_width(arg.element) == 4 else 113
+    flat = np.full(layout.extent[1] + 1, unused, arg.values.dtype)
+    flat[positions(layout)] = arg.values
     return flat
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from qfold.backend.riscv import dequant_matmul
 from qfold.backend.riscv.generated import GeneratedKernel, LeafKernel
 from qfold.targets.cluster import INSERTED
-from tests.backend_riscv.harness import Array
-from tests.backend_riscv.packed import EPILOGUES, Operand, Problem
+from tests.backend_riscv.harness import Array, Operand
+from tests.backend_riscv.packed import EPILOGUES, Problem
 
 EXTREMES = {"i8": (-128, 127), "ui8": (0, 255)}
 

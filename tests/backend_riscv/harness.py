@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects import get_all_dialects as get_xdsl_dialects
 from xdsl.dialects.builtin import MemRefType, ModuleOp
+from xdsl.ir import Attribute
 from xdsl.parser import Parser
 
-from qfold.backend.c.layout import Buffer, c_type
+from qfold.backend.c.layout import Buffer, c_type, span
 from qfold.backend.riscv.generated import GeneratedKernel, Generator, LeafKernel
 from qfold.dialects import get_all_dialects
 from qfold.dialects.element_types import numpy_dtype
@@ -35,6 +36,47 @@ needs_qemu = pytest.mark.skipif(
 )
 
 
+ELEMENTS = {"float32": "f32", "int32": "i32", "int8": "i8", "uint8": "ui8"}
+"""Names of dtypes -> element types."""
+
+GAP = 77
+"""What lies between the elements of a strided operand."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One argument."""
+
+    array: Array
+    strides: tuple[int, ...] | None = None
+    """In elements; None: dense."""
+    unknown_offset: bool = False
+
+    @property
+    def type(self) -> str:
+        shape = "".join(f"{d}x" for d in self.array.shape)
+        layout = ""
+        if self.strides is not None:
+            offset = ", offset: ?" if self.unknown_offset else ""
+            layout = f", strided<{list(self.strides)}{offset}>"
+        return f"memref<{shape}{ELEMENTS[self.array.dtype.name]}{layout}, 1 : i64>"
+
+    @property
+    def positions(self) -> Array:
+        """Where the elements are in `stored`."""
+        assert self.strides is not None
+        grids = np.indices(self.array.shape)
+        return cast(Array, sum(g * s for g, s in zip(grids, self.strides, strict=True)))
+
+    def stored(self, type_: MemRefType[Attribute]) -> Array:
+        """Memory from the first element to the last; between them, bytes that must neither count nor change."""
+        if self.strides is None:
+            return self.array
+        flat = np.full(span(type_), GAP, self.array.dtype)
+        flat[self.positions] = self.array
+        return flat
+
+
 @dataclass(frozen=True)
 class Case:
     """A leaf function and what it is called with."""
@@ -44,6 +86,14 @@ class Case:
     operands: Mapping[str, Array]
     """Argument -> contents. Outputs too: what they hold before, of which everything must be overwritten."""
     outputs: tuple[str, ...] = ("y",)
+    alignments: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Argument -> the bytes that its first element is aligned to, where that is more than chance; then up to as many bytes, less
+    one, lie between its end and what must not be touched."""
+
+    def room(self, name: str) -> int:
+        """Bytes from the first one of an operand to what must not be touched."""
+        size = self.operands[name].nbytes
+        return size + -size % self.alignments.get(name, 1)
 
 
 def leaf_module(text: str) -> ModuleOp:
@@ -88,14 +138,14 @@ def _kernel_source(case: Case) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _place(name: str, data: bytes) -> str:
+def _place(name: str, data: bytes, room: int) -> str:
     """An operand that ends where a page begins that must not be touched."""
-    pages = -(-max(len(data), 1) // GUARD)
+    pages = -(-max(room, 1) // GUARD)
     values = ",".join(map(str, data))
     return f"""
 static uint8_t {name}_memory[{(pages + 1) * GUARD}] __attribute__((aligned({GUARD})));
 static const uint8_t {name}_data[] = {{{values}}};
-#define {name}_start ({name}_memory + {pages * GUARD - len(data)})
+#define {name}_start ({name}_memory + {pages * GUARD - room})
 #define {name}_guard ({name}_memory + {pages * GUARD})
 """
 
@@ -109,7 +159,7 @@ def _program(cases: Sequence[Case]) -> str:
         for buffer in case.buffers:
             name = f"o{index}_{buffer.name}"
             data = case.operands[buffer.name].tobytes()
-            parts.append(_place(name, data))
+            parts.append(_place(name, data, case.room(buffer.name)))
             body.append(f"    copy({name}_start, {name}_data, sizeof {name}_data);")
             body.append(f"    guard({name}_guard);")
             arguments.append(f"(void *){name}_start")
@@ -210,9 +260,8 @@ def _outputs(cases: Sequence[Case], data: bytes) -> list[dict[str, Array]]:
 
 def memref(array: Array, element: str | None = None) -> str:
     """The type of an operand."""
-    names = {"float32": "f32", "int8": "i8", "uint8": "ui8"}
     shape = "".join(f"{d}x" for d in array.shape)
-    return f"memref<{shape}{element or names[array.dtype.name]}, 1 : i64>"
+    return f"memref<{shape}{element or ELEMENTS[array.dtype.name]}, 1 : i64>"
 
 
 def unwritten(*shape: int) -> Array:

@@ -51,7 +51,7 @@ def _program(cases: Sequence[Case]) -> str:
         for number, buffer in enumerate(case.buffers):
             data = case.operands[buffer.name].tobytes()
             assert len(data) <= _REGION
-            start = _region(number) + _REGION - len(data)
+            start = _region(number) + _REGION - case.room(buffer.name)
             name = f"o{index}_{buffer.name}"
             parts.append(f"static const uint8_t {name}[] = {{{','.join(map(str, data))}}};")
             body.append(f"    copy((uint8_t *){start:#x}, {name}, sizeof {name});")
@@ -65,7 +65,7 @@ def _program(cases: Sequence[Case]) -> str:
         for number, buffer in enumerate(case.buffers):
             if buffer.name in case.outputs:
                 size = case.operands[buffer.name].nbytes
-                start = _region(number) + _REGION - size
+                start = _region(number) + _REGION - case.room(buffer.name)
                 body.append(f"    save(file, (const uint8_t *){start:#x}, {size});")
         body.append("    save(file, (const uint8_t *)work, sizeof work);")
     newline = "\n"

@@ -11,49 +11,14 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Attribute
 
-from qfold.backend.c.layout import Buffer, span
+from qfold.backend.c.layout import Buffer
 from qfold.backend.riscv import packed_matmul
 from qfold.backend.riscv.generated import GeneratedKernel, LeafKernel
 from qfold.dialects.qkernel import PANEL
 from qfold.interpreters import run_function
 from qfold.interpreters.values import Bounded
 from qfold.targets import Target
-from tests.backend_riscv.harness import Array, Case, leaf_module
-
-GAP = np.float32(-12345.0)
-"""Between the rows of a strided operand."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One argument."""
-
-    array: Array
-    strides: tuple[int, ...] | None = None
-    """In elements; None: dense."""
-
-    @property
-    def type(self) -> str:
-        names = {"float32": "f32", "int8": "i8", "uint8": "ui8"}
-        shape = "".join(f"{d}x" for d in self.array.shape)
-        layout = "" if self.strides is None else f", strided<{list(self.strides)}>"
-        return f"memref<{shape}{names[self.array.dtype.name]}{layout}, 1 : i64>"
-
-    def stored(self, type_: MemRefType[Attribute]) -> Array:
-        """Memory from the first element to the last."""
-        if self.strides is None:
-            return self.array
-        flat = np.full(span(type_), GAP, self.array.dtype)
-        flat[self.positions] = self.array
-        return flat
-
-    @property
-    def positions(self) -> Array:
-        """Where the elements are in `stored`."""
-        assert self.strides is not None
-        grids = np.indices(self.array.shape)
-        return cast(Array, sum(g * s for g, s in zip(grids, self.strides, strict=True)))
-
+from tests.backend_riscv.harness import GAP, Array, Case, Operand, leaf_module
 
 IN_PLACE = "y"
 """In `Epilogue.maps`: the operand is the output's own element."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -11,9 +12,9 @@ from xdsl.dialects import func
 
 from qfold.backend.riscv import GENERATORS, cost, generate, packed_matmul
 from qfold.backend.riscv.generated import CannotGenerate, GeneratedKernel, LeafKernel
-from qfold.backend.riscv.inner_product import STEPS, UNROLLED, loop_iterations
+from qfold.backend.riscv.inner_product import UNROLLED, loop_iterations
 from qfold.backend.riscv.operands import OffsetReader, PointersReader
-from qfold.backend.riscv.schedule import schedule
+from qfold.backend.riscv.schedule import Schedule, integer_schedule, schedule
 from qfold.targets import target_named
 from qfold.targets.cluster import QEMU, SPIKE
 from qfold.targets.isa import FLOAT, PLAIN, ZFINX
@@ -21,6 +22,7 @@ from tests.backend_riscv.harness import leaf_module
 from tests.backend_riscv.packed import Problem
 
 P_LW = ".insn i 0xb, 2,"
+STEPS = schedule(4, 4).steps
 
 
 def lines(text: str) -> list[str]:
@@ -83,9 +85,10 @@ def test_every_step_is_done_once(k: int) -> None:
 
 @pytest.mark.parametrize("rows", range(1, 5))
 @pytest.mark.parametrize("columns", range(1, 5))
-def test_schedules(rows: int, columns: int) -> None:
+@pytest.mark.parametrize("kind", [schedule, integer_schedule])
+def test_schedules(kind: Callable[[int, int], Schedule], rows: int, columns: int) -> None:
     """Each product once per step; each operand loaded once, before its use, after the last use of what it replaces."""
-    found = schedule(rows, columns)
+    found = kind(rows, columns)
     products = [(x.row, x.column) for x in found.step if x.kind == "fma"]
     assert sorted(products) == [(i, j) for i in range(rows) for j in range(columns)]
     for kind, count in (("a", rows), ("w", columns)):
@@ -108,6 +111,23 @@ def test_schedules(rows: int, columns: int) -> None:
             if lane in in_place and action.ahead:
                 later = [x for x in found.step[place:] if x.kind == "fma"]
                 assert lane not in [x.row if action.kind == "a" else x.column for x in later]
+
+
+@pytest.mark.parametrize("rows", range(1, 5))
+@pytest.mark.parametrize("columns", range(1, 5))
+def test_integer_schedules(rows: int, columns: int) -> None:
+    """What a step loads last is not what the next one begins with: that would take a cycle more. Operands have two registers only
+    where a body of two steps lets them alternate."""
+    found = integer_schedule(rows, columns)
+    last, first = found.step[-1], found.step[0]
+    assert (last.kind, first.kind) in (("a", "fma"), ("w", "fma"))
+    if (rows, columns) != (1, 1):
+        begun = first.row if last.kind == "a" else first.column
+        assert begun != (last.row if last.kind == "a" else last.column)
+    in_place = len(found.in_place_rows) + len(found.in_place_columns)
+    assert in_place == (rows + columns if found.steps == 1 else 0)
+    if (rows, columns) == (4, 4):
+        assert (found.registers, found.steps) == (24, 1)
 
 
 # region the cost model

@@ -61,6 +61,9 @@ def test_tiled_ops_are_kernels_of_clusters_alone() -> None:
         "qkernel.pack",
         "qkernel.packed_matmul",
         "qkernel.row_sum",
+        "qkernel.pack_bytes",
+        "qkernel.pack_window",
+        "qkernel.packed_quant_matmul",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from random import Random
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from xdsl.dialects import func, memref
+from xdsl.dialects import arith, func, memref
+from xdsl.dialects.builtin import f32
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.backend.c.emit import emit
 from qfold.backend.run import build_module
+from qfold.dialects.element_types import ui8
 from qfold.interpreters import run
 from qfold.ir.builder import TensorBuilder
 from qfold.tools.driver import Compilation
@@ -100,9 +104,10 @@ def test_a_normalisation_that_was_exported_in_parts() -> None:
     assert len(result.dispatches) == 1
 
 
+@pytest.mark.parametrize("local_bytes", [0, 64])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_graphs_in_c(seed: int) -> None:
-    """The interpreters run loop nests one after the other; only C runs them under common loops."""
+def test_random_graphs_in_c(seed: int, local_bytes: int) -> None:
+    """The interpreters run loop nests one after the other; only C runs them under common loops, and holds a row at a time."""
     random = Random(seed)
 
     def build(b: TensorBuilder, *inputs: SSAValue) -> list[SSAValue]:
@@ -121,7 +126,15 @@ def test_random_graphs_in_c(seed: int) -> None:
     shapes = [[random.randint(2, 4) for _ in range(3)] for _ in range(2)]
     graph = module(shapes, build)
     inputs = small_inputs(graph)
-    level3 = planned(outlined(bufferized(graph)))
+    level3 = planned(outlined(bufferized(graph), local_bytes=local_bytes))
+    rows = [
+        op
+        for f in functions(level3)
+        if f.sym_name.data != "main"
+        for op in f.walk()
+        if isinstance(op, memref.AllocOp) and prod(op.memref.type.get_shape()) > 1
+    ]
+    assert rows or not local_bytes
     joined = [
         f
         for f in functions(level3)
@@ -138,7 +151,32 @@ def test_random_graphs_in_c(seed: int) -> None:
 
 
 def test_an_accumulator_that_starts_from_memory_is_loaded() -> None:
-    """The sum of unsigned integers starts from a constant tensor (a fill takes signless scalars), not from a fill."""
+    """A sum that starts from a constant of several values; the square of it follows in the same function."""
+
+    def build(b: TensorBuilder, x: SSAValue) -> SSAValue:
+        d = [AffineExpr.dimension(i) for i in range(2)]
+        start = b.constant(np.array([1.0, 20.0, 300.0], np.float32))
+        total = b.generic(
+            [(x, AffineMap.identity(2))],
+            start,
+            AffineMap(2, 0, (d[0],)),
+            ["parallel", "reduction"],
+            lambda s, e, acc: s(arith.AddfOp, acc, e[0]),
+        )
+        return b.elementwise([total], f32, lambda s, e: s(arith.MulfOp, e[0], e[0]))
+
+    graph = module([[3, 4]], build)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    level3 = planned(outlined(bufferized(graph)))
+    executable = build_module(level3)
+    (found,) = executable.run({"x0": x}).values()
+    executable.close()
+    assert np.array_equal(found, (x.sum(axis=1) + [1, 20, 300]) ** 2)
+    assert "float p0 = y1[i0];" in emit(level3)["kernels.c"].decode()
+
+
+def test_an_accumulator_of_unsigned_integers_starts_from_a_number() -> None:
+    """The scalar of a fill is signless: 200 is -56 in the IR, and 200 in C."""
     b = NetworkBuilder("unsigned_mean")
     x = b.input("x", [3, 4], TensorProto.UINT8)
     y = b.node("ReduceMean", x, b.constant(np.array([1], np.int64)), keepdims=0)
@@ -149,5 +187,32 @@ def test_an_accumulator_that_starts_from_memory_is_loaded() -> None:
     compilation, result = compiled(model, {"x": data})
     assert_ok(result)
     assert result.outputs[0].error == 0
+    assert "p0 = 0;" in emit(compilation.kernels)["kernels.c"].decode()
+
+    def build(b: TensorBuilder, x: SSAValue) -> list[SSAValue]:
+        padded = b.pad(x, [1, 1], [0, 2], 200)
+        largest = b.reduce(padded, [1], 130, lambda s, e, acc: s(arith.MaxUIOp, acc, e))
+        return [padded, largest]
+
+    graph = module([[2, 3]], build, [ui8])
+    x = np.array([[1, 255, 0], [199, 131, 2]], np.uint8)
+    wide = np.pad(x, [(1, 0), (1, 2)], constant_values=200)
+    expected = [wide, np.maximum(wide.max(axis=1), 130)]
+    level3 = planned(outlined(bufferized(graph)))
+    executable = build_module(level3, extra_cflags=["-Werror"])
+    for found in (run(graph, [x]), run(level3, [x]), executable.run({"x0": x}).values()):
+        assert all(np.array_equal(y, z) for y, z in zip(found, expected, strict=True))
+    executable.close()
+
+
+def test_a_row_is_an_array_of_the_function() -> None:
+    """What the nests of a softmax hand over takes no place in the plan, up to a limit."""
+    b = NetworkBuilder("rows")
+    for width in (33, 5000):
+        x = b.input(f"x{width}", [3, width])
+        b.output(b.node("Softmax", x, axis=-1), [3, width])
+    compilation, result = compiled(b.model())
+    assert_ok(result)
     text = emit(compilation.kernels)["kernels.c"].decode()
-    assert "uint8_t p0 = y1[i0];" in text
+    assert "float p0[33];" in text and "[5000]" not in text
+    assert compilation.report["totals"]["arena_bytes"] < 3 * 5000 * 4 + 4096

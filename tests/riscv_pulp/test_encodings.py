@@ -47,6 +47,7 @@ PATTERNS = {
     "maxu":           "0000010 ..... ..... 111 ..... 0110011",
     "clip":           "0001010 ..... ..... 001 ..... 0110011",
     "clipu":          "0001010 ..... ..... 010 ..... 0110011",
+    "addn":           "00..... ..... ..... 010 ..... 1011011",
     "mac":            "0100001 ..... ..... 000 ..... 0110011",
     "msu":            "0100001 ..... ..... 001 ..... 0110011",
     "extract":        "11..... ..... ..... 000 ..... 0110011",
@@ -162,6 +163,8 @@ def _sample(name: str, rd: int, rs1: int, rs2: int, imm: int) -> Operation:
         return op(x(rd), x(rs1), x(rs2))
     if issubclass(op, alu.BinaryOperation):
         return op(x(rs1), x(rs2), rd=reg(f"x{rd}"))
+    if issubclass(op, alu.AddnOp):
+        return op(x(rs1), x(rs2), imm & 31, rd=reg(f"x{rd}"))
     if issubclass(op, alu.ClipOperation):
         return op(x(rs1), rs2, rd=reg(f"x{rd}"))
     if issubclass(op, alu.BitFieldOperation):
@@ -191,6 +194,8 @@ def _fields(name: str, rd: int, rs1: int, rs2: int, imm: int) -> Iterator[tuple[
         yield from ((7, 1, rd % 2), (15, 5, 2 * (3 + rs2 % 12)), (20, 12, imm + 1))
     elif issubclass(op, loops):
         yield from ((7, 1, rd % 2), (15, 5, rs1), (20, 12, 2 * max(imm, 3)))
+    elif issubclass(op, alu.AddnOp):
+        yield from ((7, 5, rd), (15, 5, rs1), (20, 5, rs2), (25, 5, imm & 31))
     elif issubclass(op, alu.BitFieldOperation | alu.InsertOp):
         yield from ((7, 5, rd), (15, 5, rs1), (20, 5, rs2), (25, 5, 31 - rs2))
     else:

@@ -80,6 +80,11 @@ VECTORS: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]] = [
     # By hand, from the RI5CY User Manual. The kernels' trick: the byte 0xA5 at bit 15 of 256.0f gives 256 + 165.
     ("insert", 0x43D28000, (0x43800000, 0xFFFFFFA5), (7, 15)),
     ("insert", 0x12345678, (0, 0x12345678), (31, 0)),
+    ("addn", 0x00000003, (0x7FFFFFFF, 0xBFFFFFFF), (28,)),
+    ("addn", 0x00000003, (0x00000005, 0x00000002), (1,)),
+    ("addn", 0xFFFFFFFD, (0xFFFFFFFB, 0x00000000), (1,)),
+    ("addn", 0x80000000, (0x7FFFFFFF, 0x00000001), (0,)),
+    ("addn", 0xFFFFFFFF, (0x7FFFFFFF, 0x00000001), (31,)),
     ("extract", 0xFFFFFFF8, (0x00080000,), (3, 16)),
     ("extractu", 0x00000008, (0x00080000,), (3, 16)),
     ("extract", 0x80000001, (0x80000001,), (31, 0)),
@@ -101,7 +106,7 @@ EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x800000
 
 
 def _immediates(op: type) -> list[tuple[int, ...]]:
-    if issubclass(op, alu.ClipOperation):
+    if issubclass(op, alu.ClipOperation | alu.AddnOp):
         return [(0,), (1,), (2,), (8,), (31,)]
     if issubclass(op, alu.BitFieldOperation | alu.InsertOp):
         return [(0, 0), (7, 15), (31, 0), (0, 31), (15, 16)]
@@ -112,7 +117,7 @@ def _immediates(op: type) -> list[tuple[int, ...]]:
 def test_desugared_arithmetic(op: type) -> None:
     """The interpreter computes with Python's integers, the desugared code with RV32's: the same for edges and random numbers."""
     operands = 1
-    if issubclass(op, alu.BinaryOperation | alu.InsertOp):
+    if issubclass(op, alu.BinaryOperation | alu.InsertOp | alu.AddnOp):
         operands = 2
     elif issubclass(op, alu.AccumulateOperation):
         operands = 3

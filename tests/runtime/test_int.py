@@ -44,6 +44,10 @@ REFERENCES: dict[str, Callable[[int, int, int], int]] = {
 }
 
 
+BOUNDS = ((-128, 127), (0, 255), (-136, 119), (7, 9), (-9, -7), (-(2**21), 2**21))
+"""Of rounded doubles."""
+
+
 def source() -> str:
     lines = [f'#include "{INT_HEADER}"']
 
@@ -61,6 +65,8 @@ def source() -> str:
         export(f"f64_to_i{bits}", "double", t, f"qf_f64_to_i{bits}(a[i])")
         export(f"f64_to_u{bits}", "double", f"u{t}", f"qf_f64_to_u{bits}(a[i])")
     export("roundeven_double", "double", "double", "qf_roundevend(a[i])")
+    for i, (low, high) in enumerate(BOUNDS):
+        export(f"round_within_{i}", "double", "int32_t", f"qf_roundd_within(a[i], {low}, {high})")
     for sign, t in (("i", "int8_t"), ("u", "uint8_t")):
         packed = f"qf_{sign}4x2"
         export(f"load_{sign}4", packed, t, f"qf_load_{sign}4(a, i)")
@@ -193,3 +199,17 @@ def test_four_bits(kind: str, low: int, library: ctypes.CDLL) -> None:
     out = np.empty_like(values)
     call(library, f"load_{kind}4", out, packed)
     np.testing.assert_array_equal(out, values)
+
+
+@pytest.mark.parametrize("bounds", range(len(BOUNDS)))
+def test_rounding_a_double_within_bounds(bounds: int, library: ctypes.CDLL) -> None:
+    """What a requantise does: ties, both ends, beyond any integer, infinities, and the lower end for a NaN."""
+    near = np.arange(-2000, 2001) * 0.125
+    around = [np.nextafter(near, -np.inf), near, np.nextafter(near, np.inf)]
+    hard = [-0.0, 1e-300, -1e-300, 2.0**31, -(2.0**40), 1e300, -1e300, np.inf, -np.inf, np.nan]
+    x = np.concatenate([*around, np.array(hard)])
+    low, high = BOUNDS[bounds]
+    out = np.empty(x.size, np.int32)
+    call(library, f"round_within_{bounds}", out, x)
+    expected = np.clip(np.rint(np.where(np.isnan(x), -np.inf, x)), low, high)
+    np.testing.assert_array_equal(out, expected)

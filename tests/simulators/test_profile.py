@@ -12,7 +12,7 @@ from tests.simulators.support import BOTH, RUNTIME_TESTS, SOURCES, Machine, need
 
 
 @pytest.mark.parametrize("target", BOTH)
-def test_calls_and_loads(tmp_path: Path, target: str) -> None:
+def test_calls_loads_and_dot_products(tmp_path: Path, target: str) -> None:
     needs_spike()
     machine = Machine(tmp_path, target, SOURCES / "profiled.c")
     done = machine.run(profile=True)
@@ -27,7 +27,8 @@ def test_calls_and_loads(tmp_path: Path, target: str) -> None:
     once = {"lb": 2, "lbu": 1, "lh": 1, "lhu": 1, "lw": 2, "p.lb": 10, "p.lbu": 5}
     once |= {"p.lw": 1, "p.lh": 1, "p.lhu": 1, "p.elw": 1}
     assert kinds.loads == {name: 2 * count for name, count in once.items()}
-    assert profile["no such function"].loads == {}
+    assert kinds.dots == {"pv.sdotsp.b": 2 * 5, "pv.dotusp.sc.h": 2 * 5} and not words.dots
+    assert profile["no such function"].loads == {} == profile["no such function"].dots
 
 
 def test_counts_do_not_depend_on_profiling(tmp_path: Path) -> None:

@@ -69,6 +69,32 @@ def matmul_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+def integer_model(
+    rows: int, k: int = 16, n: int = 12, *, left: str = "uint8", right: str = "int8"
+) -> ModelProto:
+    """QLinearMatMul: x [rows, k] of `left` by [k, n] of `right`, zero points 0, quantised to uint8."""
+    weight = plausible_bytes(k, n).view(right)
+    values: dict[str, np.ndarray] = {
+        "w": weight,
+        "sx": np.float32(0.02),
+        "zx": np.zeros((), left),
+        "sw": np.linspace(0.01, 0.02, n, dtype=np.float32),
+        "zw": np.zeros(n, right),
+        "sy": np.float32(0.05),
+        "zy": np.uint8(7),
+    }
+    order = ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"]
+    types = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
+    graph = helper.make_graph(
+        [helper.make_node("QLinearMatMul", order, ["y"], "matmul")],
+        "integers",
+        [helper.make_tensor_value_info("x", types[left], [rows, k])],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, [rows, n])],
+        [numpy_helper.from_array(np.asarray(a), name) for name, a in values.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
 def compiled(model: ModelProto, target: str) -> Compilation:
     return compile_loaded(load_model(model.SerializeToString()), Options(target=target))
 
@@ -98,7 +124,7 @@ class ClusterBuild:
         if run:
             (spec,) = compilation.inputs
             self.profile = self.executable.measure(
-                {"x": np.ones(spec.shape, np.float32)}, profile=True
+                {"x": np.ones(spec.shape, spec.dtype)}, profile=True
             ).profile
 
     @property
@@ -123,7 +149,7 @@ class ClusterBuild:
     def audited(self) -> list[AuditResult]:
         objects = Objects.of(self.built, self.target)
         facts = self.compilation.facts
-        return audit(self.compilation.kernels, facts.quantized, objects, self.target)
+        return audit(self.compilation.kernels, facts, objects, self.target)
 
 
 @contextmanager

@@ -61,3 +61,56 @@ def test_fitting_a_line(benchmarks: None):
 
     line = fit([{"x": x, "y": 3 * x + 2} for x in (1, 2, 5)], "x", "y")
     assert line == pytest.approx({"slope": 3, "offset": 2, "r_squared": 1})
+
+
+def test_networks_of_integers_have_the_weights_of_the_float_ones(benchmarks: None):
+    from _networks import with_float_weights
+    from _quantized_networks import attention, convnet, inputs_of, quantized, weights_only
+
+    for network in (convnet(16, 8), attention(6, 16, 2)):
+        integers = quantized(network)
+        weights = weights_only(integers)
+        floats = with_float_weights(weights)
+        kinds = [[n.op_type for n in m.graph.node] for m in (integers, weights, floats)]
+        assert "QuantizeLinear" in kinds[0] and "QuantizeLinear" not in kinds[1]
+        assert "DequantizeLinear" in kinds[1] and "DequantizeLinear" not in kinds[2]
+        constants = {t.name: t.raw_data for t in integers.graph.initializer}
+        assert all(constants[t.name] == t.raw_data for t in weights.graph.initializer)
+        (feed,) = inputs_of(network)
+        outputs = [
+            np.asarray(
+                run(
+                    import_tensor_module(load_model(m.SerializeToString()), Options()),
+                    [*feed.values()],
+                )[0]
+            )
+            for m in (network, integers, weights, floats)
+        ]
+        spread = float(np.std(outputs[0]))
+        assert all(float(np.abs(o - outputs[0]).mean()) < 0.1 * spread for o in outputs[1:])
+        np.testing.assert_allclose(outputs[2], outputs[3], atol=1e-4 * spread)
+
+
+def test_a_network_in_every_way(benchmarks: None, monkeypatch: pytest.MonkeyPatch):
+    import quantized
+    from _quantized_networks import mlp
+
+    monkeypatch.setattr(quantized, "ROUNDS", 1)
+    rows = quantized.measure("small", mlp(2, (16, 24, 8)))["builds"]
+    assert list(rows) == [
+        "f32",
+        "f32 x int8",
+        "int8 x int8",
+        "int8 x int8, int8 i/o",
+        "f32 x int8, dynamic",
+        "onnxruntime f32",
+        "onnxruntime int8 x int8",
+    ]
+    assert all(0 < r["min_ms"] <= r["median_ms"] for r in rows.values())
+    assert rows["f32"]["distance_to_f32"] == 0 < rows["int8 x int8"]["distance_to_f32"]
+    assert (
+        rows["int8 x int8, int8 i/o"]["distance_to_f32"] == rows["int8 x int8"]["distance_to_f32"]
+    )
+    ours = [r for kind, r in rows.items() if "onnxruntime" not in kind]
+    assert all(r["weight_bytes"] and r["arena_bytes"] and r["code_bytes"] for r in ours)
+    assert rows["int8 x int8"]["weight_bytes"] < rows["f32"]["weight_bytes"]

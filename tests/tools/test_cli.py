@@ -266,7 +266,7 @@ def test_verify(model: Path, npz: Path, tmp_path: Path, capsys):
     assert result["ok"] and {o["name"] for o in result["outputs"]} == {"y", "g"}
     assert all(o["error"] <= o["bound"] and o["golden"] for o in result["outputs"])
     assert any(d["symbol"].startswith("dequant_matmul_f32_i8") for d in result["dispatches"])
-    assert len(result["audit"]) == 6 and all(a["ok"] for a in result["audit"])
+    assert len(result["audit"]) == 7 and all(a["ok"] for a in result["audit"])
 
 
 @pytest.mark.parametrize("flags", [["--no-fuse"], ["--no-hoist"]])

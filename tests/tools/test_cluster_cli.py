@@ -135,7 +135,7 @@ def test_report_of_a_cluster(report: dict[str, Any]):
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (lambda r: r.update(version=1), "report.version is 1, not 2"),
+        (lambda r: r.update(version=1), "report.version is 1, not 3"),
         (lambda r: r["kernels"].pop(), "calls an unknown"),
         (lambda r: r["kernels"][0].update(calls=9), "has 9 calls, the dispatches make 1"),
         (lambda r: r["dispatches"][0].update(macs=1), "macs is not the sum over its calls"),

@@ -98,6 +98,28 @@ def max_pool(node: Node, x: SSAValue, pad: bool) -> SSAValue:
     )
 
 
+def average_pool(node: Node, x: SSAValue, pad: bool) -> SSAValue:
+    """Means of windows of 2 along the last dimension, moving by 2; padded by a 0 before, which counts."""
+    b = node("AveragePool")
+    if pad:
+        rank = len(shape_of(x))
+        x = b.pad(x, [*[0] * (rank - 1), 1], [0] * rank, 0.0)
+    *outer, n = shape_of(x)
+    rank = len(outer)
+    d = [AffineExpr.dimension(i) for i in range(rank + 2)]
+    total = b.generic(
+        [
+            (x, AffineMap(rank + 2, 0, (*d[:rank], d[rank] * 2 + d[rank + 1]))),
+            (b.empty([2], f32), AffineMap(rank + 2, 0, (d[rank + 1],))),
+        ],
+        b.fill([*outer, n // 2], f32, 0.0),
+        AffineMap(rank + 2, 0, tuple(d[: rank + 1])),
+        ["parallel"] * (rank + 1) + ["reduction"],
+        lambda s, e, acc: s(arith.AddfOp, acc, e[0]),
+    )
+    return b.elementwise([total], f32, lambda s, e: s(arith.DivfOp, e[0], s.constant(2.0, f32)))
+
+
 # Checking
 
 
@@ -260,6 +282,22 @@ def test_clip_is_in_the_bounds_wherever_they_fall(bounds):
     expected = requantized_exactly(simple_real(INPUT), (4, 6), quant, bounds)
     np.testing.assert_array_equal(result, expected)
     assert op.low is not None or op.high is not None
+
+
+@pytest.mark.parametrize(
+    "steps,zero,high",
+    [(255.0, 0, None), (254.6, 0, None), (254.4, 0, 254), (300.0, 0, None), (200.0, 0, 200), (255.0, 30, None)]
+)  # fmt: skip
+def test_a_clip_at_6_vanishes_only_where_the_integers_end_below(steps, zero, high):
+    """255 steps of a ui8 that reach 6, or less: the upper bound is the saturation. Else it is the integer that 6 rounds to."""
+    quant = QuantAttr.get(ui8, 6.0 / steps, zero)
+    made = simple(lambda node, y: quantized(node, clip(node, y, 0.0, 6.0), quant))
+    (result,) = check_near(made, [INPUT], FUSE)
+    op = only(made, qmm.RequantizeOp)
+    assert (None if op.high is None else op.clamp[1]) == high
+    assert (None if op.low is None else op.clamp[0]) == (zero or None) and no_floats(made)
+    expected = requantized_exactly(simple_real(INPUT), (4, 6), quant, (0.0, 6.0))
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_ties_go_to_even():
@@ -511,6 +549,66 @@ def test_max_pool_and_layout_run_on_integers(storage, zero, pad):
     np.testing.assert_array_equal(direct, np.maximum(pooled, zero))
 
 
+@pytest.mark.parametrize("storage,zero", [(ui8, 0), (ui8, 130), (i8, -5), (i8, 127)])
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_averages_are_sums_of_integers(storage, zero, pad, same):
+    """Exact, ties too: the padding is the zero point, the divisor part of the multiplier."""
+    quant = QuantAttr.get(storage, 0.07, zero)
+    out = quant if same else Y
+    width = 7 if pad else 8
+
+    def build(node: Node, x: SSAValue) -> list[SSAValue]:
+        real = relu(node, dequantized(node, x, quant))
+        pooled = quantized(node, relu(node, average_pool(node, real, pad)), out)
+        total = node("Mean").reduce(real, [1], 0.0, lambda b, e, acc: b(arith.AddfOp, acc, e))
+        mean = node("Mean").elementwise(
+            [total], f32, lambda b, e: b(arith.MulfOp, e[0], b.constant(0.125, f32))
+        )
+        return [pooled, quantized(node, mean, out)]
+
+    made = module(build, (3, width), types=[storage])
+    x = integers(storage, (3, width), seed=3)
+    found = run(apply(made, FUSE), [x])
+    assert no_floats(made)
+    positive = np.maximum(x.astype(int) - zero, 0)
+    windows = np.pad(positive, [(0, 0), (int(pad), 0)]).reshape(3, 4, 2).sum(axis=-1)
+    scale = Fraction(float(quant.scales))
+    for y, sums, count in zip(found, (windows, positive.sum(axis=1)), (2, 8), strict=True):
+        real = lambda *i, s=sums, n=count: int(s[i]) * scale / n  # noqa: E731
+        expected = requantized_exactly(real, sums.shape, out, (0.0, 1e9))
+        np.testing.assert_array_equal(np.asarray(y), expected)
+
+
+def test_an_average_that_somebody_reads_as_floats_is_computed_as_floats():
+    """A normalisation's mean: its floats are what they were."""
+
+    def build(node: Node, x: SSAValue) -> SSAValue:
+        real = dequantized(node, x, X)
+        total = node("Sum").reduce(
+            real, [1], 0.0, lambda b, e, acc: b(arith.AddfOp, acc, e), keepdims=True
+        )
+        return node("Sub").elementwise([real, total], f32, lambda b, e: b(arith.SubfOp, *e))
+
+    made = module(build, (4, 16), types=[ui8])
+    before = run(made, [INPUT])
+    np.testing.assert_array_equal(run(apply(made, FUSE), [INPUT])[0], before[0])
+    assert names(made)["linalg.generic"] == 2
+
+
+def test_sums_that_32_bits_may_not_hold_stay_floats():
+    count = 2**31 // 142 + 1
+
+    def build(node: Node, x: SSAValue) -> SSAValue:
+        real = dequantized(node, x, X)  # 0 to 255, less 113
+        total = node("Sum").reduce(real, [1], 0.0, lambda b, e, acc: b(arith.AddfOp, acc, e))
+        return quantized(node, total, Y)
+
+    for k, is_integer in ((count - 1, True), (count, False)):
+        made = apply(module(build, (1, k), types=[ui8]), FUSE)
+        assert no_floats(made) == is_integer
+
+
 def test_layout_and_pooling_between_dequantise_and_contraction():
     """Exporters leave the pair out around them: the dequantise is taken past."""
 
@@ -554,9 +652,64 @@ def test_concatenation_requantises_each_piece():
 
     made = module(build, (4, 16), types=[ui8])
     check_near(made, [INPUT], FUSE)
-    (concat,) = [o for o in ops(made) if isinstance(o, tensor.EmptyOp)]
-    assert concat.tensor.type == TensorType(ui8, (4, 38))
-    assert names(made)["qmm.requantize"] == 1 and names(made)["tensor.insert_slice"] == 3
+    empty = [o.tensor.type for o in ops(made) if isinstance(o, tensor.EmptyOp)]
+    assert TensorType(ui8, (4, 38)) in empty and no_floats(made)
+    # The product, the input at another scale, and that back again.
+    assert names(made)["qmm.requantize"] == 3 and names(made)["tensor.insert_slice"] == 3
+
+
+@pytest.mark.parametrize("a", [(i8, 0.043, -128), (ui8, 0.043, 255), (i8, 0.5, 3)], ids=str)
+@pytest.mark.parametrize("b", [(i8, 0.061, 127), (ui8, 0.043, 0), (ui8, 0.25, 10)], ids=str)
+def test_another_scale_is_a_requantisation(a, b):
+    """Every integer, exactly, through a Relu and a concatenation of which no piece has the scale of the result."""
+    qa, qb = QuantAttr.get(*a), QuantAttr.get(*b)
+    low, high = integer_range(qa.storage)
+    x = np.arange(low, high + 1).astype(np.int8 if qa.storage == i8 else np.uint8).reshape(4, 64)
+    y = x[::-1]
+    qc = QuantAttr.get(qa.storage, 0.077, 5)
+
+    def build(node: Node, x: SSAValue, y: SSAValue) -> SSAValue:
+        joined = node("Concat").concat(
+            [relu(node, dequantized(node, x, qa)), dequantized(node, y, qc)], 1
+        )
+        return quantized(node, joined, qb)
+
+    made = module(build, (4, 64), (4, 64), types=[qa.storage, qa.storage])
+    (found,) = check_near(made, [x, y], FUSE)
+    assert no_floats(made)
+
+    def real(i: int, j: int) -> Fraction:
+        if j < 64:
+            steps = max(int(x[i, j]) - int(qa.zero_points), 0)
+            return steps * Fraction(float(qa.scales))
+        return (int(y[i, j - 64]) - 5) * Fraction(float(qc.scales))
+
+    np.testing.assert_array_equal(found, requantized_exactly(real, (4, 128), qb))
+
+
+@pytest.mark.parametrize("divide", [False, True])
+@pytest.mark.parametrize("negative", [False, True])
+def test_a_factor_between_two_scales_is_in_the_multiplier(divide, negative):
+    """As attention scales its scores. What a negative one does to the order of bounds is left to floats."""
+    factor = np.float32(-0.176 if negative else 0.176)
+
+    def build(node: Node, x: SSAValue) -> SSAValue:
+        kind = arith.DivfOp if divide else arith.MulfOp
+        real = node("Transpose").transpose(dequantized(node, x, X), [1, 0])
+        y = node("Scale").elementwise(
+            [real], f32, lambda b, e: b(kind, e[0], b.constant(float(factor), f32))
+        )
+        return quantized(node, relu(node, y), Y)
+
+    made = module(build, (4, 64), types=[ui8])
+    x = np.arange(256).astype(np.uint8).reshape(4, 64)
+    (found,) = check_near(made, [x], FUSE)
+    assert no_floats(made) != negative
+    if not negative:
+        exact = 1 / Fraction(float(factor)) if divide else Fraction(float(factor))
+        scale = Fraction(float(X.scales)) * exact
+        real = lambda i, j: (int(x[j, i]) - 113) * scale  # noqa: E731
+        np.testing.assert_array_equal(found, requantized_exactly(real, (64, 4), Y, (0.0, 1e9)))
 
 
 def test_the_pipeline_leaves_no_float_between():
@@ -803,7 +956,7 @@ class _Chains:
     def step(self, node: Node, x: SSAValue, others: list[SSAValue]) -> SSAValue:
         """One op on a matrix that gives a matrix."""
         m, n = shape_of(x)
-        match self.rng.integers(8):
+        match self.rng.integers(10):
             case 0:
                 return relu(node, x)
             case 1:
@@ -823,6 +976,13 @@ class _Chains:
                 return x
             case 6:
                 return node("Slice").slice(x, [0, 0], [m, n], [1, -1])
+            case 8:
+                return average_pool(node, x, n % 2 == 1)
+            case 9:
+                factor = float(np.float32(self.rng.random() + 0.3))
+                return node("Mul").elementwise(
+                    [x], f32, lambda b, e: b(arith.MulfOp, e[0], b.constant(factor, f32))
+                )
             case 7:
                 return node("Pad").pad(x, [0, 1], [1, 0], float(self.rng.integers(-2, 3)))
             case _:

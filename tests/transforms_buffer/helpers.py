@@ -95,9 +95,11 @@ def bufferized(module_: ModuleOp, target: Target = HOST) -> ModuleOp:
     return apply(module_, QmmVerifyBuffersPass())
 
 
-def outlined(module_: ModuleOp, target: Target = HOST, join: bool = True) -> ModuleOp:
+def outlined(
+    module_: ModuleOp, target: Target = HOST, join: bool = True, local_bytes: int = 0
+) -> ModuleOp:
     """From level 2 to functions with kernels."""
-    apply(module_, QmmOutlineKernelsPass(join=join))
+    apply(module_, QmmOutlineKernelsPass(join=join, local_bytes=local_bytes))
     select_kernels(module_, target)
     return apply(module_, QmmVerifyBuffersPass())
 

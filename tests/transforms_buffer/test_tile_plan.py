@@ -97,7 +97,7 @@ def test_what_does_not_fit_names_the_dispatch_and_the_level():
         plan_scratchpads(made, target_named(TARGET.replace("16384", "6144")))
     message = str(caught.value)
     assert "@node_node" in message and "'node'" in message
-    assert "needs 7200 bytes of L1" in message and "has 1024: 6144 less 4 stacks of 1024" in message
+    assert "needs 4800 bytes of L1" in message and "has 1024: 6144 less 4 stacks of 1024" in message
 
 
 def test_activations_that_do_not_fit_name_the_level():
@@ -124,6 +124,7 @@ def test_the_host_pipeline_is_as_it_was():
     names = [step.name for step in kernel_pipeline("host")]
     assert "qmm-tile-to-l1" not in names
     assert [n for n in (step.name for step in kernel_pipeline("spike")) if n not in names] == [
+        "qmm-pack-weights",
         "qmm-tile-to-l1",
         "qmm-plan-scratchpad",
         "qmm-split-work",

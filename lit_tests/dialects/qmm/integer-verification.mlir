@@ -74,7 +74,7 @@
 // -----
 
 %acc = "test.op"() : () -> tensor<4xi32>
-// CHECK: rounding is floor or half_even, got up
+// CHECK: rounding is one of floor, half_even, half_odd, got up
 %0 = qmm.requantize_shift %acc {mul = array<i64: 1>, add = array<i64: 0>, shift = array<i64: 1>, rounding = "up"} : (tensor<4xi32>) -> tensor<4xi8>
 
 // -----

@@ -162,6 +162,11 @@ riscv_pulp.sh %a1, %a2, 8 : (!riscv.reg<a1>, !riscv.reg<a2>) -> ()
 // ASM-NEXT: p.clipu a3, a1, 8
 // INSN-NEXT: .insn r 0x33, 2, 0xa, a3, a1, x8
 
+%addn = riscv_pulp.addn %a1, %a2, 14 : (!riscv.reg<a1>, !riscv.reg<a2>) -> !riscv.reg<a3>
+// CHECK: %{{[^ ]+}} = riscv_pulp.addn %{{[^ ]+}}, %{{[^ ]+}}, 14 : (!riscv.reg<a1>, !riscv.reg<a2>) -> !riscv.reg<a3>
+// ASM-NEXT: p.addn a3, a1, a2, 14
+// INSN-NEXT: .insn r 0x5b, 2, 0xe, a3, a1, a2
+
 %extract = riscv_pulp.extract %a1, 7, 16 : (!riscv.reg<a1>) -> !riscv.reg<a3>
 // CHECK: %{{[^ ]+}} = riscv_pulp.extract %{{[^ ]+}}, 7, 16 : (!riscv.reg<a1>) -> !riscv.reg<a3>
 // ASM-NEXT: p.extract a3, a1, 7, 16

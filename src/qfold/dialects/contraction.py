@@ -38,10 +38,16 @@ WEIGHT_BIAS = "qmm.weight_bias"
 """Discardable attribute of a `dequant_matmul`, an i64: its kernel may add this number to each weight and zero point. In the reals
 that changes nothing; rounding errors are those of the larger numbers."""
 
+WORD_WINDOWS = "qmm.word_windows"
+"""Discardable unit attribute of a convolution of bytes: each row of a window is a word, for kernels that multiply them so."""
 
 ACCUMULATOR_RANGE = "qmm.accumulator"
 """Discardable attribute of an integer contraction on tensors: `low` and `high`, between which each of its sums lies, the number
 `k` of products in one, and `largest_k`, how many of these types there could be."""
+
+DYNAMIC_ACTIVATIONS = "qmm.dynamic_activations"
+"""Discardable attribute that `qmm-dynamic-activations` leaves: what of the activation has a scale of its own (`per row`, `per sample`)
+on a contraction of integers that it made, `none: ` and why on one that it left in floats."""
 
 
 def weight_bias(op: Operation) -> int:

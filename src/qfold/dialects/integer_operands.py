@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from xdsl.dialects.builtin import IntegerType
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, i64
 from xdsl.ir import SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from qfold.dialects.contraction import conv_shape, matmul_shape, shape_of, type_of
-from qfold.dialects.element_types import bit_width, i4, i8, i16, is_unsigned, ui4, ui8, ui16
+from qfold.dialects.element_types import (
+    bit_width,
+    i4,
+    i8,
+    i16,
+    integer_range,
+    is_unsigned,
+    ui4,
+    ui8,
+    ui16,
+)
 
 DATA_TYPES: tuple[IntegerType, ...] = (i8, ui8)
 """What an activation may be."""
@@ -24,6 +34,16 @@ def zero_point_type(storage: IntegerType) -> IntegerType:
     if bit_width(storage) <= 8:
         return ui8 if is_unsigned(storage) else i8
     return ui16 if is_unsigned(storage) else i16
+
+
+def pad_value_attr(value: int | None) -> IntegerAttr[IntegerType] | None:
+    """The `pad_value` property of a convolution of integers."""
+    return None if value is None else IntegerAttr(value, i64)
+
+
+def padding_of(pad_value: IntegerAttr | None) -> int | None:
+    """The inverse of `pad_value_attr`."""
+    return None if pad_value is None else cast("IntegerAttr[IntegerType]", pad_value).value.data
 
 
 def expect_integers(what: str, value: SSAValue, allowed: Sequence[IntegerType]) -> None:
@@ -69,9 +89,17 @@ def quant_conv_shape(
     x_zero_point: SSAValue | None,
     w_zero_point: SSAValue | None,
     window: tuple[int, Sequence[int], Sequence[int], Sequence[int]],
+    padding: int | None = None,
 ) -> tuple[int, ...]:
-    """The shape of a convolution of integers; `window` as `window_of` gives it. `VerifyException` as above."""
+    """The shape of a convolution of integers; `window` as `window_of` gives it, `padding` what `pad_value` says.
+    `VerifyException` as above, for both a zero point of x and a `padding`, and for one that x cannot hold."""
     expect_integers("x", x, DATA_TYPES)
+    if padding is not None:
+        low, high = integer_range(cast(IntegerType, type_of(x).get_element_type()))
+        if not low <= padding <= high:
+            raise VerifyException(f"pad_value {padding} is no element of {x.type}")
+        if x_zero_point is not None:
+            raise VerifyException("padding is x's zero point, or has a pad_value: not both")
     expect_integers("w", w, WEIGHT_TYPES)
     shape = conv_shape(shape_of(x), shape_of(w), *window)
     expect_zero_point("the zero point of x", x_zero_point, x, [()])

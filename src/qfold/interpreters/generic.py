@@ -34,7 +34,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.utils.exceptions import InterpretationError
 
-from qfold.dialects.element_types import signless
+from qfold.dialects.element_types import is_unsigned, numpy_dtype, signless
 from qfold.interpreters.domains import Domain, element_type
 from qfold.interpreters.reductions import Combiner, contract, match_combiner
 from qfold.interpreters.scalar import DomainFunctions
@@ -300,6 +300,10 @@ class LinalgFunctions(DomainFunctions):
         self, interpreter: Interpreter, op: linalg.FillOp, args: PythonValues
     ) -> PythonValues:
         value, target = _as_value(args[0]), args[1]
+        element = element_type(op.outputs[0].type)
+        if is_unsigned(element):
+            # The scalar is the signless integer of the same bits.
+            value = map_parts(lambda part: part.astype(numpy_dtype(element)), value)
         if op.results:
             return (spread(value, target.shape),)
         self.domain.store(target, value)

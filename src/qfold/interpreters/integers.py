@@ -5,7 +5,7 @@ Integers are exact in each domain, and so is everything here that is computed fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
@@ -17,7 +17,7 @@ from qfold.dialects import qmm
 from qfold.dialects.contraction import type_of
 from qfold.dialects.element_types import integer_range, is_unsigned, signless
 from qfold.dialects.integer_operands import zero_point_type
-from qfold.dialects.qmm.requantization import HALF_EVEN
+from qfold.dialects.qmm.requantization import FLOOR, HALF_ODD
 from qfold.interpreters.contractions import Window, as_image, conv, multiply
 from qfold.interpreters.domains import Domain
 from qfold.interpreters.values import Array, Value, map_parts
@@ -96,12 +96,31 @@ def quant_matmul(domain: Domain, a: Integers, b: Integers, transpose_b: bool) ->
     return domain.contract(i32, a.centred(domain), right)
 
 
-def quant_conv(domain: Domain, x: Integers, w: Integers, window: Window) -> Value:
-    """`conv(x - zx, w - zw)`; zw has rank 0 or one element per output channel."""
+def quant_conv(
+    domain: Domain, x: Integers, w: Integers, window: Window, padding: int | None = None
+) -> Value:
+    """`conv(x - zx, w - zw)`; zw has rank 0 or one element per output channel. `padding`: what it holds, where x has no zx."""
     if w.zero_point is not None and w.zero_point.ndim:
         w = w.reshaped(-1, *(1,) * (w.values.ndim - 1))
-    total = conv(domain, x.centred(domain), w.centred(domain), window, element_type=i32)
-    return as_image(total, x.values, window)
+    image = x.centred(domain)
+    if padding is not None:
+        image, window = padded(domain, i32, image, window, padding)
+    total = conv(domain, image, w.centred(domain), window, element_type=i32)
+    return as_image(total, image, window)
+
+
+def padded(
+    domain: Domain, element_type: IntegerType, x: Value, window: Window, padding: int
+) -> tuple[Value, Window]:
+    """x [N, C, spatial...] with its padding written out, and the window without."""
+    rank = len(window.kernel)
+    low, high = window.pads[:rank], window.pads[rank:]
+    spatial = [a + n + b for a, n, b in zip(low, x.shape[2:], high, strict=True)]
+    whole = domain.allocate((*x.shape[:2], *spatial), element_type)
+    domain.store(whole, np.asarray(padding, domain.dtype(element_type)))
+    inside = tuple(slice(a, a + n) for a, n in zip(low, x.shape[2:], strict=True))
+    domain.store(map_parts(lambda part: part[(..., *inside)], whole), x)
+    return whole, replace(window, pads=(0,) * (2 * rank))
 
 
 def requantize(domain: Domain, op: qmm.RequantizeOp, accumulator: Value) -> Value:
@@ -119,7 +138,7 @@ def requantize(domain: Domain, op: qmm.RequantizeOp, accumulator: Value) -> Valu
 
 
 def requantize_shift(domain: Domain, op: qmm.RequantizeShiftOp, accumulator: Value) -> Value:
-    """`clamp((acc * mul + add) >> shift)`: exact in 64 bits, rounded down or half to even."""
+    """`clamp((acc * mul + add) >> shift)`: exact in 64 bits, rounded down or to nearest, halves to even or odd."""
     mul, add, shift = (_along(op, p, accumulator.ndim) for p in op.parameters)
 
     def integer(name: str, *args: Value) -> Value:
@@ -128,21 +147,18 @@ def requantize_shift(domain: Domain, op: qmm.RequantizeShiftOp, accumulator: Val
     wide = domain.convert("arith.extsi", i32, i64, accumulator)
     total = integer("arith.addi", integer("arith.muli", wide, mul), add)
     result = integer("arith.shrsi", total, shift)
-    if op.rounding.data == HALF_EVEN:
-        # Rounded up: what is cut off is more than half of a unit, or half of one and the result odd.
+    if op.rounding.data != FLOOR:
+        # To nearest, halves up; then those that went to odd (even) are taken back.
         one = np.asarray(1, np.int64)
-        unit = integer("arith.shli", one, shift)
-        rest = integer("arith.andi", total, integer("arith.subi", unit, one))
-        odd = integer("arith.andi", result, one)
-        twice = integer("arith.addi", integer("arith.addi", rest, rest), odd)
-        up = domain.compare("arith.cmpi", _GREATER, twice, unit)
-        result = integer("arith.addi", result, domain.convert("arith.extui", _I1, i64, up))
+        half = integer("arith.shrsi", integer("arith.shli", one, shift), one)
+        total = integer("arith.addi", total, half)
+        odd = integer("arith.andi", integer("arith.shrsi", total, shift), one)
+        if op.rounding.data == HALF_ODD:
+            odd = integer("arith.subi", one, odd)
+        ties = _along(op, op.tie_widths, accumulator.ndim)
+        back = integer("arith.subi", total, integer("arith.muli", odd, ties))
+        result = integer("arith.shrsi", back, shift)
     return narrowed(domain, i64, clamped(domain, i64, result, *op.clamp), op.storage)
-
-
-_I1 = IntegerType(1)
-_GREATER = 4
-"""Predicate of `arith.cmpi`: signed greater than."""
 
 
 def _along(op: qmm.RequantizeOp | qmm.RequantizeShiftOp, parameters: Array, rank: int) -> Array:

@@ -16,6 +16,7 @@ from qfold.dialects.contraction import (
 )
 from qfold.interpreters.contractions import (
     Dequant,
+    Window,
     as_image,
     conv,
     dequant_conv,
@@ -29,10 +30,16 @@ from qfold.interpreters.contractions import (
     unpack,
     window_sum,
 )
-from qfold.interpreters.integers import Integers, quant_conv, quant_matmul
+from qfold.interpreters.integers import Integers, quant_conv, quant_matmul, storage_of
+from qfold.interpreters.packed_integers import (
+    as_bytes,
+    in_panels,
+    packed_quant_matmul,
+    window_matrix,
+)
 from qfold.interpreters.qmm import first, groups_of, matmul_weight, window_from
 from qfold.interpreters.scalar import DomainFunctions
-from qfold.interpreters.values import Array, Value
+from qfold.interpreters.values import Array, Value, map_parts
 
 
 @register_impls
@@ -199,6 +206,41 @@ class QkernelFunctions(DomainFunctions):
             Integers.of(op.x, x, groups["x_zero_point"]),
             Integers.of(op.w, w, groups["w_zero_point"]),
             window_from(op, w.shape[2:]),
+            op.padding,
+        )
+        return self._finish(interpreter, op, total, groups)
+
+    @impl(qkernel.PackBytesOp)
+    def run_pack_bytes(
+        self, interpreter: Interpreter, op: qkernel.PackBytesOp, args: PythonValues
+    ) -> PythonValues:
+        w, y = args
+        w = as_bytes(self.domain, storage_of(op.w), w if op.transpose_b is None else swap_last(w))
+        self.domain.store(y, map_parts(in_panels, w))
+        return ()
+
+    @impl(qkernel.PackWindowOp)
+    def run_pack_window(
+        self, interpreter: Interpreter, op: qkernel.PackWindowOp, args: PythonValues
+    ) -> PythonValues:
+        x, y = args
+        window = Window(
+            ints(op.kernel_shape), 1, ints(op.strides), ints(op.pads), ints(op.dilations)
+        )
+        matrix = window_matrix(self.domain, Integers.of(op.x, x, ()), window, op.padding)
+        self.domain.store(y, map_parts(in_panels, matrix))
+        return ()
+
+    @impl(qkernel.PackedQuantMatmulOp)
+    def run_packed_quant_matmul(
+        self, interpreter: Interpreter, op: qkernel.PackedQuantMatmulOp, args: PythonValues
+    ) -> PythonValues:
+        groups = groups_of(op, args)
+        total = packed_quant_matmul(
+            self.domain,
+            Integers.of(op.a, groups["a"][0], ()),
+            Integers.of(op.p, groups["p"][0], ()),
+            shape_of(op.y)[1],
         )
         return self._finish(interpreter, op, total, groups)
 

@@ -225,6 +225,7 @@ class QmmFunctions(DomainFunctions):
             Integers.of(op.x, x, groups["x_zero_point"]),
             Integers.of(op.w, w, groups["w_zero_point"]),
             window_from(op, w.shape[2:]),
+            op.padding,
         )
         return (epilogue(interpreter, op, total, groups["epilogue_operands"]),)
 

@@ -110,6 +110,8 @@ def _binary(op: Operation, rs1: int, rs2: int) -> int:
             return min(to_unsigned(rs1, _BITS), to_unsigned(rs2, _BITS))
         case alu.MaxuOp():
             return max(to_unsigned(rs1, _BITS), to_unsigned(rs2, _BITS))
+        case alu.AddnOp():
+            return to_signed((rs1 + rs2) & 0xFFFFFFFF, _BITS) >> op.shift
         case dot.DotOperation():
             return dot_product(dot.DotProduct.of(op.name), rs1, rs2)
         case _:

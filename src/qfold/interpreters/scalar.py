@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from xdsl.dialects import arith, builtin, math
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IndexType, IntegerAttr
+from xdsl.dialects.builtin import (
+    DenseIntOrFPElementsAttr,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+)
 from xdsl.interpreter import Interpreter, InterpreterFunctions, PythonValues, impl, register_impls
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import InterpretationError
@@ -80,6 +86,23 @@ class ScalarFunctions(DomainFunctions):
         self, interpreter: Interpreter, op: arith.CmpfOp, args: PythonValues
     ) -> PythonValues:
         return (self.domain.compare(op.name, op.predicate.value.data, *args),)
+
+    @impl(arith.MulSIExtendedOp)
+    def run_mulsi_extended(
+        self, interpreter: Interpreter, op: arith.MulSIExtendedOp, args: PythonValues
+    ) -> PythonValues:
+        of_type = cast(IntegerType, op.low.type)
+        width = of_type.width.data
+        if width > 32:
+            raise InterpretationError(f"{op.name} of {of_type}: no more than 32 bits are supported")
+        wide = IntegerType(2 * width)
+        a, b = (self.domain.convert("arith.extsi", of_type, wide, x) for x in args)
+        product = self.domain.integer_op("arith.muli", wide, a, b)
+        shift = np.asarray(width, numpy_dtype(wide))
+        upper = self.domain.integer_op("arith.shrsi", wide, product, shift)
+        return tuple(
+            self.domain.convert("arith.trunci", wide, of_type, x) for x in (product, upper)
+        )
 
     @impl(math.FPowIOp)
     def run_fpowi(

@@ -28,7 +28,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import is_float, is_unsigned, signless
+from qfold.dialects.element_types import is_float, signless
 from qfold.ir.constants import constant_op
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -106,13 +106,9 @@ class TensorBuilder(_Inserter):
         return self(tensor.EmptyOp, (), TensorType(type_, shape))
 
     def fill(self, shape: Sequence[int], type_: Attribute, value: float | int) -> SSAValue:
-        """A tensor of one value. Of an unsigned type: through a constant (linalg.fill takes signless scalars)."""
-        if is_unsigned(type_):
-            return self.elementwise(
-                [], type_, lambda b, _: b.constant(value, signless(type_)), shape=shape
-            )
+        """A tensor of one value. The scalar is signless: of an unsigned type it is the integer of the same bits."""
         scalars = ScalarBuilder(self.at, self.location)
-        scalar = scalars.constant(value, type_)
+        scalar = scalars.constant(value, signless(type_))
         destination = self.empty(shape, type_)
         op = linalg.FillOp((scalar,), (destination,), (destination.type,))
         return self.insert(op).results[0]

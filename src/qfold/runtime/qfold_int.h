@@ -113,6 +113,11 @@ QF_DEFINE_INT(32, uint32_t)
 QF_DEFINE_INT(64, uint64_t)
 #undef QF_DEFINE_INT
 
+/* The upper half of the product. */
+static inline int32_t qf_mulhi_i32(int32_t a, int32_t b) {
+    return (int32_t)(uint32_t)((uint64_t)((int64_t)a * b) >> 32);
+}
+
 /* ---- double -------------------------------------------------------------------------------------------- */
 
 typedef union {
@@ -162,6 +167,19 @@ static inline double qf_roundevend(double x) {
     double whole = a < 0x1p52 ? 0x1p52 : 0.0;
     double r = (a + whole) - whole;
     return qf_double_from_bits(qf_double_bits(r) | (qf_double_bits(x) & QF_DOUBLE_SIGN));
+}
+
+/* x to the nearest integer, halves to even, within low <= high; low for a NaN. 1.5 * 2^52 leaves no bit for a fraction, and its own
+ * bits lie above those of the integer. Chosen by masks, which compilers make vectors of wherever this is inlined. */
+static inline double qf_selectd(int c, double a, double b) {
+    uint64_t mask = 0u - (uint64_t)c;
+    return qf_double_from_bits((qf_double_bits(a) & mask) | (qf_double_bits(b) & ~mask));
+}
+
+static inline int32_t qf_roundd_within(double x, int32_t low, int32_t high) {
+    double c = qf_selectd(x > (double)low, x, (double)low);
+    c = qf_selectd(c < (double)high, c, (double)high);
+    return (int32_t)(uint32_t)qf_double_bits(c + 0x1.8p52);
 }
 
 /* Towards zero and saturating; a NaN gives 0. Bounds of up to 32 bits are exact in a double. */

@@ -75,15 +75,16 @@ static inline float qf_madd(float a, float b, float c) {
 #endif
 }
 
+/* Whether 2^-31 <= |x| < 2^33. */
+static inline int qf_in_middle(float x) { return (qf_bits(x) << 1) - 0x60000000u < 0x40000000u; }
+
 /* a / b, the same bits, for a b that a loop does not change: with y = 1 / b, divided once, q = a y is right to 2 ulp, a - q b is
  * exact by FMA, and adding its quotient rounds as a division does (Markstein, IBM J. R&D 34, 1990). Where a step of that could
  * underflow, overflow or meet a NaN, and on machines without FMA, it divides. */
 static inline float qf_div_by(float a, float b) {
 #if defined(__riscv_f) || defined(__riscv_zfinx)
     float y = 1.0f / b;
-    uint32_t small_a = (qf_bits(a) & ~QF_SIGN) - 0x30000000u; /* 2^-31 <= |a| < 2^33 */
-    uint32_t small_b = (qf_bits(b) & ~QF_SIGN) - 0x30000000u;
-    if ((small_a | small_b) < 0x20000000u) {
+    if (qf_in_middle(a) && qf_in_middle(b)) {
         float q = a * y;
         return __builtin_fmaf(__builtin_fmaf(-q, b, a), y, q);
     }
@@ -91,19 +92,66 @@ static inline float qf_div_by(float a, float b) {
     return a / b;
 }
 
+/* ---- instructions -------------------------------------------------------------------------------------- */
+
+/* Which a compiler would not find, or not for all of their arguments. */
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+#if defined(__riscv_zfinx)
+#define QF_IN_FLOAT "r"
+#else
+#define QF_IN_FLOAT "f"
+#endif
+
+/* fmax.s, fmin.s: -0 is less than +0, a NaN is ignored beside a number. */
+static inline float qf_larger(float a, float b) {
+    float r;
+    __asm__("fmax.s %0, %1, %2" : "=" QF_IN_FLOAT(r) : QF_IN_FLOAT(a), QF_IN_FLOAT(b));
+    return r;
+}
+
+static inline float qf_smaller(float a, float b) {
+    float r;
+    __asm__("fmin.s %0, %1, %2" : "=" QF_IN_FLOAT(r) : QF_IN_FLOAT(a), QF_IN_FLOAT(b));
+    return r;
+}
+
+/* To the nearest integer, halves to even whatever the mode is; saturates, a NaN gives the largest integer. */
+static inline int32_t qf_to_nearest(float x) {
+    int32_t r;
+    __asm__("fcvt.w.s %0, %1, rne" : "=r"(r) : QF_IN_FLOAT(x));
+    return r;
+}
+#endif
+
 /* ---- minimum and maximum ------------------------------------------------------------------------------- */
 
 /* A NaN if either is one; -0 is less than +0. */
 static inline float qf_maximumf(float a, float b) {
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+    /* The instruction knows -0 from +0, but prefers numbers to NaN. The sum is one where a or b is. */
+    float sum = a + b;
+    return __builtin_expect(sum == sum, 1) ? qf_larger(a, b) : a != a ? a : b != b ? b : qf_larger(a, b);
+#else
     float r = a > b ? a : b;
     r = a == b ? qf_from_bits(qf_bits(a) & qf_bits(b)) : r;
     return a != a ? a : r;
+#endif
+}
+
+/* The same where neither has a sign: such floats are in the order of their bits, NaN above all. */
+static inline float qf_maximum_magnitude(float a, float b) {
+    return qf_from_bits((uint32_t)((int32_t)qf_bits(a) > (int32_t)qf_bits(b) ? qf_bits(a) : qf_bits(b)));
 }
 
 static inline float qf_minimumf(float a, float b) {
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+    float sum = a + b;
+    return __builtin_expect(sum == sum, 1) ? qf_smaller(a, b) : a != a ? a : b != b ? b : qf_smaller(a, b);
+#else
     float r = a < b ? a : b;
     r = a == b ? qf_from_bits(qf_bits(a) | qf_bits(b)) : r;
     return a != a ? a : r;
+#endif
 }
 
 /* The other one if one is a NaN. */
@@ -152,6 +200,14 @@ static inline float qf_roundf(float x) {
     return qf_copysignf(r + qf_select(a - r >= 0.5f, 1.0f, 0.0f), x);
 }
 
+/* x within low <= high: one comparison where it is, which is nearly always. */
+static inline int32_t qf_clamp_i32(int32_t x, int32_t low, int32_t high) {
+    if (__builtin_expect((uint32_t)x - (uint32_t)low > (uint32_t)high - (uint32_t)low, 0)) {
+        return x < low ? low : high;
+    }
+    return x;
+}
+
 /* ---- float to integer ---------------------------------------------------------------------------------- */
 
 /* Towards zero and saturating; a NaN gives 0. (C leaves an out-of-range conversion undefined.) */
@@ -183,6 +239,37 @@ QF_DEFINE_TO_INT(qf_f32_to_u32, uint32_t, 0.0f, 0x1.fffffep31f, 0x1p32f, UINT32_
 QF_DEFINE_TO_INT(qf_f32_to_i64, int64_t, -0x1p63f, 0x1.fffffep62f, 0x1p63f, INT64_MAX)
 QF_DEFINE_TO_INT(qf_f32_to_u64, uint64_t, 0.0f, 0x1.fffffep63f, 0x1p64f, UINT64_MAX)
 #undef QF_DEFINE_TO_INT
+
+/* x to the nearest integer, halves to even, within low <= 0 <= high, both below 2^22 in magnitude; 0 for a NaN. */
+static inline int32_t qf_round_within(float x, int32_t low, int32_t high) {
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+    int32_t r = qf_clamp_i32(qf_to_nearest(x), low, high);
+    return x == x ? r : 0;
+#else
+    /* 1.5 * 2^23 leaves no bit for a fraction, and its own bits lie above those of the integer. */
+    float c = qf_select(x == x, x, 0.0f);
+    /* By masks: of a choice compilers make branches, as what follows is known on one side, and no vectors. */
+    c = qf_select(c > (float)low, c, (float)low);
+    c = qf_select(c < (float)high, c, (float)high);
+    return (int32_t)(qf_bits(c + 0x1.8p23f) - 0x4B400000u);
+#endif
+}
+
+/* The same of a / b, for a b that a loop does not change. */
+static inline int32_t qf_round_quotient(float a, float b, int32_t low, int32_t high) {
+#if defined(__riscv_f) || defined(__riscv_zfinx)
+    /* As in qf_div_by, whose quotients are no NaN. */
+    float y = 1.0f / b;
+    if (qf_in_middle(a) && qf_in_middle(b)) {
+        float q = a * y;
+        return qf_clamp_i32(qf_to_nearest(__builtin_fmaf(__builtin_fmaf(-q, b, a), y, q)), low, high);
+    }
+    /* Zeros are frequent, and dear to divide. */
+    return a == 0.0f ? 0 : qf_round_within(a / b, low, high);
+#else
+    return qf_round_within(a / b, low, high);
+#endif
+}
 
 /* ---- exp, expm1, tanh ---------------------------------------------------------------------------------- */
 

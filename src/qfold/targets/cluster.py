@@ -27,6 +27,27 @@ EPILOGUE_OPS = frozenset(
 )
 """What the generated kernels compute on an accumulator before they store it, besides constants and the yield."""
 
+INTEGER_EPILOGUE_OPS = EPILOGUE_OPS | {
+    "arith.addi",
+    "arith.subi",
+    "arith.muli",
+    "arith.mulsi_extended",
+    "arith.shli",
+    "arith.shrsi",
+    "arith.maxsi",
+    "arith.minsi",
+    "arith.extsi",
+    "arith.extui",
+    "arith.trunci",
+    "arith.sitofp",
+    "arith.uitofp",
+    "builtin.unrealized_conversion_cast",
+}
+"""The same, where the accumulator is of integers."""
+
+_STORED = frozenset({"i32", "f32", "i8", "ui8"})
+"""What kernels on integers store and load as epilogue operands."""
+
 _PACKED = {
     "a": _F32,
     "p": _F32,
@@ -51,6 +72,25 @@ _GENERATED = (
         epilogue_ops=EPILOGUE_OPS,
     ),
     Kernel("riscv.row_sum", "qkernel.row_sum", {"a": _F32, "y": _F32}),
+    Kernel("riscv.pack_bytes", "qkernel.pack_bytes", {"w": _BYTES, "y": _BYTES}, frozenset({"w"})),
+    Kernel("riscv.pack_window", "qkernel.pack_window", {"x": _BYTES, "y": _BYTES}, frozenset({"x"})),
+    Kernel(
+        "riscv.packed_quant_matmul",
+        "qkernel.packed_quant_matmul",
+        {"a": _BYTES, "p": _BYTES, "epilogue_operands": _STORED, "y": _STORED},
+        strided=frozenset({"a", "epilogue_operands", "y"}),
+        epilogue_ops=INTEGER_EPILOGUE_OPS,
+        epilogue_types=_STORED,
+    ),
+    Kernel(
+        "riscv.quant_conv",
+        "qkernel.quant_conv",
+        {"x": _BYTES, "w": _BYTES, "epilogue_operands": _STORED, "y": _STORED},
+        strided=frozenset({"x", "epilogue_operands", "y"}),
+        epilogue_ops=INTEGER_EPILOGUE_OPS,
+        epilogue_types=_STORED,
+        word_windows=True,
+    ),
 )  # fmt: skip
 """Leaf kernels in assembly. Operands are dense."""
 
@@ -73,6 +113,24 @@ _PARALLEL_C = (
         {**_PACKED, "zero_point": _ZERO_POINTS, "epilogue_operands": ANY_TYPE, "y": ANY_TYPE},
     ),
     Kernel("c.row_sum", "qkernel.row_sum", {"a": _F32, "y": _F32}),
+    Kernel(
+        "c.pack_bytes",
+        "qkernel.pack_bytes",
+        {"w": _BYTES | frozenset({"i4", "ui4"}), "y": _BYTES},
+        strided=frozenset({"w", "y"}),
+    ),
+    Kernel(
+        "c.pack_window",
+        "qkernel.pack_window",
+        {"x": _BYTES, "y": _BYTES},
+        strided=frozenset({"x", "y"}),
+    ),
+    Kernel(
+        "c.packed_quant_matmul",
+        "qkernel.packed_quant_matmul",
+        {"a": _BYTES, "p": _BYTES, "epilogue_operands": ANY_TYPE, "y": ANY_TYPE},
+        strided=frozenset({"a", "epilogue_operands", "y"}),
+    ),
     *HOST.kernels,
 )
 """C, each core its share of the outer loops."""
@@ -121,6 +179,7 @@ SPIKE = Target(
     unpacked_rows=4,
     toolchain=_BARE_METAL,
     isa=ZFINX,
+    has_f64=False,
     scratchpad=1,
     stack_bytes=2 * KIB,
     reserved_bytes=1 * KIB,

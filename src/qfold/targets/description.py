@@ -57,8 +57,12 @@ class Kernel:
     """Operands that may have any static strides. All others are dense and row-major, from any offset."""
     epilogue_ops: frozenset[str] | None = None
     """Names of the ops that an epilogue region may hold. None: any. A richer epilogue becomes a loop nest of its own."""
+    epilogue_types: frozenset[str] | None = None
+    """Types that its values may have. None: any."""
     weight_bias: int = 0
     """What the kernel adds to each weight: for ops that allow it (`qmm.weight_bias`) and nothing else."""
+    word_windows: bool = False
+    """Whether it multiplies rows of windows as words: for ops that say that it may (`qmm.word_windows`) and nothing else."""
     joins: bool = False
     """Whether it also takes functions of several loop nests, which hand each other buffers and variables."""
 
@@ -96,11 +100,16 @@ class Target:
     unpacked_rows: int | None = None
     """Up to how many rows of a matmul kernels read a stored weight as it is. For more it is packed first: turned into floats,
     zero points subtracted, once for all rows, so that hoisting them saves nothing. None: weights are never packed."""
+    unturned_rows: int | None = None
+    """Up to how many rows of a product of integers kernels read a constant [K, N] along N; for more they turn it round at each
+    call, unless it is stored as [N, K] (`qmm-turn-weights`). None: they never do."""
     inserts_weights: bool = False
     """Whether a matmul of one row may turn 8-bit weights into floats without the float unit, at a larger rounding error
     (`qmm-unsigned-weights`)."""
     isa: Isa | None = None
     """None: that of the machine that compiles."""
+    has_f64: bool = True
+    """Whether the float unit has double precision. Without, requantisation is in integers where that gives the same."""
     scratchpad: int | None = None
     """The memory space (L1) that dispatches bring their operands to by DMA. None: kernels work where the operands are."""
     stack_bytes: int = 0

@@ -87,6 +87,7 @@ HOST = Target(
         ),
     ),
     widens_weights_once=True,
+    unturned_rows=4,
     toolchain=Toolchain(
         compilers=("cc", "gcc", "clang"),
         flags=FLAGS,

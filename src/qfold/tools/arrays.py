@@ -12,13 +12,15 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from xdsl.dialects import func, tensor
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, TensorType
 from xdsl.ir import Attribute, BlockArgument, SSAValue
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import bit_width, integer_range, is_float, numpy_dtype
+from qfold.dialects.qmm import QuantAttr
 from qfold.ir.builder import element_type
+from qfold.ir.ports import PortFacts
 from qfold.tools.errors import ToolError
 from qfold.tools.whole_file import whole_file
 
@@ -35,6 +37,12 @@ class TensorSpec:
     name: str
     element_type: Attribute
     shape: tuple[int, ...]
+    quant: QuantAttr | None = None
+    """What its integers stand for: arrays of floats are taken for reals, and quantised."""
+    layout: str | None = None
+    """`NHWC` or `NLC` where that is not what the model has."""
+    note: str | None = None
+    """Why it is a float where integers were asked for."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -42,7 +50,12 @@ class TensorSpec:
         return numpy_dtype(self.element_type)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype} {list(self.shape)}"
+        text = f"{self.name}: {self.dtype} {list(self.shape)}"
+        if self.layout is not None:
+            text += f" {self.layout}"
+        if self.quant is not None:
+            text += f", or reals: scale {self.quant.scales}, zero point {self.quant.zero_points}"
+        return text
 
 
 def main_function(module: ModuleOp) -> func.FuncOp:
@@ -61,9 +74,13 @@ def _specs(
         if not isinstance(type_, TensorType):
             raise ToolError(f"{prefix} {index} of @main is not a tensor: {type_}")
         type_ = cast(TensorType[Attribute], type_)
-        name = attributes[index].data.get("qmm.name") if attributes else None
-        text = name.data if isinstance(name, StringAttr) else f"{prefix}_{index}"
-        specs.append(TensorSpec(text, type_.element_type, type_.get_shape()))
+        facts = PortFacts.of(attributes[index].data if attributes else {})
+        name = f"{prefix}_{index}" if facts.name is None else facts.name
+        specs.append(
+            TensorSpec(
+                name, type_.element_type, type_.get_shape(), facts.quant, facts.layout, facts.note
+            )
+        )
     return specs
 
 
@@ -149,9 +166,14 @@ def match_arrays(
 
 
 def _as_dtype(array: Array, spec: TensorSpec) -> Array | None:
-    """The same numbers in the dtype of `spec`, or None when some number would change."""
+    """The same numbers in the dtype of `spec`, or None when some number would change.
+
+    Floats for integers that stand for reals are quantised as docs/numerics.md says, from the nearest f32.
+    """
     if array.dtype.kind not in "biuf":
         return None
+    if array.dtype.kind == "f" and spec.quant is not None:
+        return np.ascontiguousarray(spec.quant.quantize(array))
     with np.errstate(all="ignore"):
         converted = np.ascontiguousarray(array.astype(spec.dtype))
     if array.dtype != spec.dtype:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from qfold.targets import Target
 from qfold.tools.elf import ObjectFile
 from qfold.tools.leafs import Operand
 from qfold.tools.manifest import KernelRecord, manifest, program_of
-from qfold.tools.report import float_copies
+from qfold.tools.stored_weights import StoredWeights
+from qfold.tools.tensor_facts import TensorFacts, float_copies
 from qfold.transforms.qmm_select_kernels import memref_operands, refuses
 
 ENTRY = "net_run"
@@ -45,6 +47,19 @@ _INTEGER_HELPER = re.compile(
 
 SOFT_DOUBLE = re.compile(r"__[a-z]*df[a-z0-9]*")
 """What a compiler calls for doubles without a unit for them (the same, "Routines for floating point emulation")."""
+
+
+_C_TYPES = {
+    "i1": "bool",
+    "i4": "qf_i4x2",
+    "ui4": "qf_u4x2",
+    **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)},
+    "index": "int64_t",
+    "f32": "float",
+    "f64": "double",
+}
+"""What C calls the element types of the IR."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +105,11 @@ class Objects:
 
 def audit(
     module: ModuleOp,
-    quantized: Sequence[tuple[WeightAttr, QuantAttr]],
+    facts: TensorFacts,
     objects: Objects,
     target: Target,
 ) -> list[AuditResult]:
-    """All checks of one build of a kernel-level module for `target`, whose quantised weights are `quantized`."""
+    """All checks of one build of a kernel-level module for `target`; `facts` say which of its weights are quantised."""
     program = program_of(module)
     calls = manifest(program)
     constants = {w.symbol: w.weight for w in program.weights}
@@ -120,7 +135,8 @@ def audit(
             *([] if dispatches is None else [_check_leaf_calls(calls, dispatches, kernels)]),
             _check_types(calls, linked or kernels, linked or dispatches),
             _check_weights(constants, weights),
-            _check_float_copies(constants, quantized, weights, code),
+            *([_check_integers(facts, constants)] if facts.weights else []),
+            _check_float_copies(constants, facts.quantized, weights, code),
             _check_libraries((*code, weights), set(constants), target, doubles=has_doubles(module)),
         ]
 
@@ -244,7 +260,7 @@ def _check_types(
         functions |= {leaf.symbol: (kernels, leaf.operands) for leaf in call.leafs}
     for symbol, (file, operands) in functions.items():
         found = [_unqualified(t) for t in file.parameters.get(symbol, ())]
-        expected = [_unqualified(o.c_type) for o in operands]
+        expected = [f"{_C_TYPES[o.element_type]}*" for o in operands]
         if found != expected:
             problems.append(
                 f"{symbol} takes ({', '.join(found)}) in the object code, the manifest says ({', '.join(expected)})"
@@ -275,6 +291,28 @@ def _check_weights(constants: Mapping[str, WeightAttr], weights: ObjectFile) -> 
         "constants hold the bytes of the model",
         tuple(problems),
         f"{len(constants)} constants, {total:,} bytes",
+    )
+
+
+def _check_integers(facts: TensorFacts, constants: Mapping[str, WeightAttr]) -> AuditResult:
+    """Each quantised weight of the model is a constant, in one of the forms that hold the same integers. What a constant's bytes
+    are in the object file is `_check_weights`'."""
+    stored = StoredWeights(facts.weights)
+    forms: dict[str, list[str]] = {}
+    for constant in constants.values():
+        found = stored.find(constant)
+        if found is not None:
+            forms.setdefault(found.weight.weight.sha256, []).append(found.form)
+    problems = [
+        f"no constant holds the integers of the weight {w.weight.type} with the sha256 {sha256[:12]}..."
+        for sha256, w in facts.weights.items()
+        if sha256 not in forms and w.weight.nbytes
+    ]
+    counts = Counter(form for own in forms.values() for form in own)
+    return AuditResult(
+        "quantised weights are stored as integers, every one of them",
+        tuple(problems),
+        ", ".join(f"{count} {form}" for form, count in counts.items()),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -23,10 +24,12 @@ from qfold.tools import driver
 from qfold.tools.arrays import Array, load_npz, match_arrays, random_inputs, save_npz
 from qfold.tools.driver import Options
 from qfold.tools.errors import EXIT_CHECK_FAILED, EXIT_GOOD, ToolError
+from qfold.tools.interface import interface_notes, module_notes, parse_layouts
 from qfold.tools.project import interface_module, report_specs
 from qfold.tools.report import Report
 from qfold.tools.report_schema import problems_of
-from qfold.tools.report_view import print_report, summary_lines
+from qfold.tools.report_summary import summary_lines
+from qfold.tools.report_view import print_report
 from qfold.tools.simulation import require_simulator
 from qfold.tools.terminal import Terminal
 from qfold.tools.verify import verify
@@ -37,13 +40,18 @@ from qfold.tools.whole_file import write_whole
 
 def options_of(args: argparse.Namespace) -> Options:
     """The options that a command line asks for."""
+    if getattr(args, "no_fuse", False) and getattr(args, "dynamic_activations", False):
+        raise ToolError("--dynamic-activations works on fused weights: not with --no-fuse")
     return Options(
         dims=parse_dims(args.dim),
         fuse=not getattr(args, "no_fuse", False),
         hoist=not getattr(args, "no_hoist", False),
+        dynamic_activations=getattr(args, "dynamic_activations", False),
         target=getattr(args, "target", "host"),
         freeze_initializers=args.freeze_initializers,
         input_types=parse_input_types(args.input_type),
+        quantized_io=args.io == "quantized",
+        input_layouts=parse_layouts(args.input_layout),
     )
 
 
@@ -62,7 +70,14 @@ def _compile(model: LoadedModel, options: Options, terminal: Terminal) -> driver
             terminal.remark(f"  {name}: {seconds:.3f} s")
 
     with terminal.step("Compiling"):
-        return driver.compile_loaded(model, options, on_pass)
+        compilation = driver.compile_loaded(model, options, on_pass)
+    _remark(interface_notes(compilation.inputs, compilation.outputs), terminal)
+    return compilation
+
+
+def _remark(notes: Iterable[str], terminal: Terminal) -> None:
+    for note in notes:
+        terminal.remark(f"note: {note}")
 
 
 def import_model(args: argparse.Namespace, terminal: Terminal) -> int:
@@ -70,6 +85,7 @@ def import_model(args: argparse.Namespace, terminal: Terminal) -> int:
     model = _load(args.model, terminal)
     with terminal.step("Importing"):
         module = driver.import_tensor_module(model, options_of(args))
+    _remark(module_notes(module), terminal)
     text = StringIO()
     with writing_weights(args.output, args.weights_out, args.model) as files:
         printer = Printer(stream=text)
@@ -172,8 +188,11 @@ def _refuse_compile_options(args: argparse.Namespace) -> None:
         "--dim": bool(args.dim),
         "--freeze-initializers": args.freeze_initializers,
         "--input-type": bool(args.input_type),
+        "--io": args.io != "float",
+        "--input-layout": bool(args.input_layout),
         "--no-fuse": args.no_fuse,
         "--no-hoist": args.no_hoist,
+        "--dynamic-activations": args.dynamic_activations,
     }
     names = [name for name, is_given in given.items() if is_given]
     if names:
@@ -215,6 +234,8 @@ def verify_model(args: argparse.Namespace, terminal: Terminal) -> int:
     require_simulator(target_named(args.target))
     model = _load(args.model, terminal)
     options = options_of(args)
+    if args.compare_exact and not options.dynamic_activations:
+        raise ToolError("--compare-exact measures what --dynamic-activations costs: give both")
     compilation = _compile(model, options, terminal)
     arrays = inputs_for(args, compilation, model, options)
     expected = None
@@ -222,7 +243,9 @@ def verify_model(args: argparse.Namespace, terminal: Terminal) -> int:
         expected = match_arrays(
             load_npz(args.expect), compilation.outputs, str(args.expect), by_position=True
         )
-    result = verify(compilation, model, arrays, expected, terminal)
+    result = verify(
+        compilation, model, arrays, expected, terminal, compare_exact=args.compare_exact
+    )
     if args.json:
         sys.stdout.write(json.dumps(verification_json(result), indent=1) + "\n")
     else:

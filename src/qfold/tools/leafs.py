@@ -19,11 +19,19 @@ from qfold.backend.c.signature import compute_ops, parameters
 from qfold.backend.c.staged import constant
 from qfold.dialects import pulp, qkernel
 from qfold.dialects.contraction import GroupedOperation, ints, shape_of, window_of
-from qfold.dialects.element_types import byte_size
+from qfold.dialects.element_types import byte_size, is_float
+from qfold.ir.layouts import Layout
 from qfold.ir.operands import named_operands
 from qfold.tools.errors import ToolError
 
 _Op = TypeVar("_Op", bound=Operation)
+
+_INTEGER_PRODUCTS = (qkernel.QuantMatmulOp, qkernel.QuantConvOp, qkernel.PackedQuantMatmulOp)
+
+INTEGER_PRODUCTS: frozenset[str] = frozenset(op.name for op in _INTEGER_PRODUCTS)
+"""The IR ops that multiply stored integers and sum up in i32."""
+
+_MOVES = frozenset((qkernel.PackBytesOp.name, qkernel.PackWindowOp.name))
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,26 @@ class Operand:
     element_type: str
     constant: str | None = None
     """Symbol of the constant that it reads, or None."""
+
+
+@dataclass(frozen=True)
+class DotProducts:
+    """Products of four bytes at a time, in a kernel that has instructions for them."""
+
+    left: str
+    """Element type of the rows of a matrix, or of an image."""
+    right: str
+    """Of what is packed, or of the weights of an image's windows."""
+    least: int
+    """Dot products that one call cannot do without."""
+    most: int
+    """What it may take: more where windows reach into the padding."""
+    packed_words: int = 0
+    """Of a packed operand, for columns that there are: each is loaded."""
+    whole_words: bool = False
+    """Whether every row starts at a multiple of four bytes and ends at one."""
+    loads_weights: bool = False
+    """Whether weights are loaded one by one, as what they are."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +94,20 @@ class LeafRecord:
     """Integers of the weight that one call cannot do without; 0 without a weight, or with one of floats."""
     weight_type: str | None
     """Its element type, `f32` for one of floats."""
+    has_floats: bool
+    """Whether any value in the function is a float, an element of an operand included."""
+    dots: DotProducts | None
+    """What it multiplies four bytes at a time, if it is in assembly; None for kernels that never do."""
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it multiplies stored integers."""
+        return self.op in INTEGER_PRODUCTS
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether it rearranges bytes, for which it does not matter what they are."""
+        return self.op in _MOVES
 
 
 @dataclass(frozen=True)
@@ -138,7 +180,8 @@ def leaf_record(kernel: Kernel, calls: int) -> LeafRecord:
     nests = [o for o in ops if not isinstance(o, linalg.FillOp)] or ops
     iterations = sum(iteration_count(nest) for nest in nests)
     multiplies = isinstance(kernel.op, qkernel.CONTRACTIONS) and not isinstance(
-        kernel.op, qkernel.PackOp | qkernel.RowSumOp
+        kernel.op,
+        qkernel.PackOp | qkernel.RowSumOp | qkernel.PackBytesOp | qkernel.PackWindowOp,
     )
     split = function.attributes.get(SPLIT)
     weight = _weight(kernel.op)
@@ -154,11 +197,72 @@ def leaf_record(kernel: Kernel, calls: int) -> LeafRecord:
         operands_of(kernel),
         _weights_read(kernel.op, weight) if weight is not None and element != "f32" else 0,
         element,
+        _has_floats(function),
+        _dot_products(kernel.op),
     )
 
 
+def _dot_products(op: Operation) -> DotProducts | None:
+    if isinstance(op, qkernel.QuantConvOp):
+        return _dot_products_of_rows(op)
+    if not isinstance(op, qkernel.PackedQuantMatmulOp):
+        return None
+    (m, k), n = shape_of(op.a), shape_of(op.y)[1]
+    rows = memref_type(op.a)
+    starts = [rows.get_offset(), *([Layout.of(rows).strides[0]] if m > 1 else []), k]
+    words = -(-k // qkernel.STEPS)
+    return DotProducts(
+        _element_name(op.a),
+        _element_name(op.p),
+        words * m * n,
+        words * m * n,
+        words * n if m else 0,
+        whole_words=all(at is not None and at % qkernel.STEPS == 0 for at in starts),
+    )
+
+
+def _dot_products_of_rows(op: qkernel.QuantConvOp) -> DotProducts | None:
+    """One for each row of a window, which is at most a word; only windows of one channel have their weights side by side."""
+    *_, width = shape_of(op.w)
+    if shape_of(op.w)[1] != 1 or width > qkernel.STEPS:
+        return None
+    touched = most = prod(shape_of(op.y)[:2])
+    taps = _taps_inside(op)
+    for axis, (extent, kernel) in enumerate(
+        zip(shape_of(op.y)[2:], shape_of(op.w)[2:], strict=True)
+    ):
+        is_last = axis == len(taps) - 1
+        most *= extent * (1 if is_last else kernel)
+        touched *= sum(min(n, 1) if is_last else n for n in taps[axis])
+    return DotProducts(_element_name(op.x), _element_name(op.w), touched, most, loads_weights=True)
+
+
+def _element_name(value: SSAValue) -> str:
+    return str(memref_type(value).get_element_type())
+
+
+def _has_floats(function: func.FuncOp) -> bool:
+    values = [
+        *function.args,
+        *(v for op in function.walk() for v in op.results),
+        *(a for op in function.walk() for r in op.regions for b in r.blocks for a in b.args),
+    ]
+    types: list[Attribute] = [v.type for v in values]
+    return any(is_float(_element(t)) for t in types)
+
+
+def _element(type_: Attribute) -> Attribute:
+    if isinstance(type_, MemRefType):
+        return cast("MemRefType[Attribute]", type_).get_element_type()
+    return type_
+
+
 def _weight(op: Operation) -> SSAValue | None:
-    """The operand that an op has for its stored weight."""
+    """The operand that an op has for its stored weight; of a product of two matrices of integers the second one."""
+    if isinstance(op, qkernel.PackBytesOp):
+        return None  # moves bytes, whatever they are
+    if isinstance(op, qkernel.QuantMatmulOp):
+        return op.b
     if isinstance(op, GroupedOperation) and any(name == "w" for name, _ in op.GROUPS):
         return cast("SSAValue", getattr(op, "w"))  # noqa: B009
     return None
@@ -169,16 +273,37 @@ def _weights_read(op: Operation, weight: SSAValue) -> int:
     shape = shape_of(weight)
     if 0 in shape_of(dict(named_operands(op))["y"]):
         return 0
-    if not isinstance(op, qkernel.ConvOp | qkernel.DequantConvOp):
+    if not isinstance(op, qkernel.ConvOp | qkernel.DequantConvOp | qkernel.QuantConvOp):
         return prod(shape)
-    _, strides, pads, dilations = window_of(op)
+    # A tap counts if it meets x for some output.
     read = prod(shape[:2])
-    for size, taps, extent, stride, pad, dilation in zip(
-        shape_of(op.x)[2:], shape[2:], shape_of(op.y)[2:], strides, pads, dilations, strict=False
-    ):
-        starts = range(-pad, extent * stride - pad, stride)
-        read *= sum(any(0 <= s + tap * dilation < size for s in starts) for tap in range(taps))
+    for axis, size in enumerate(shape[2:]):
+        read *= sum(
+            any(_meets(op, axis, at, tap) for at in _outputs(op, axis)) for tap in range(size)
+        )
     return read
+
+
+_Conv = qkernel.ConvOp | qkernel.DequantConvOp | qkernel.QuantConvOp
+
+
+def _outputs(op: _Conv, axis: int) -> range:
+    return range(shape_of(op.y)[2 + axis])
+
+
+def _meets(op: _Conv, axis: int, at: int, tap: int) -> bool:
+    """Whether output `at` reads x, and not the padding, at a tap of the kernel along one spatial dimension."""
+    _, strides, pads, dilations = window_of(op)
+    place = at * strides[axis] - pads[axis] + tap * dilations[axis]
+    return 0 <= place < shape_of(op.x)[2 + axis]
+
+
+def _taps_inside(op: _Conv) -> list[list[int]]:
+    """Along each spatial dimension, for each output, how many taps of the kernel meet x."""
+    return [
+        [sum(_meets(op, axis, at, tap) for tap in range(size)) for at in _outputs(op, axis)]
+        for axis, size in enumerate(shape_of(op.w)[2:])
+    ]
 
 
 def _repeated(block: Block, kind: type[_Op], times: int = 1) -> Iterator[tuple[_Op, int]]:
@@ -214,7 +339,12 @@ def iteration_count(op: Operation) -> int:
         case qkernel.MatmulOp():
             k = shape_of(op.a)[-2 if op.transpose_a is not None else -1]
             return prod(shape_of(op.y)) * k
-        case qkernel.DequantMatmulOp() | qkernel.PackedMatmulOp() | qkernel.QuantMatmulOp():
+        case (
+            qkernel.DequantMatmulOp()
+            | qkernel.PackedMatmulOp()
+            | qkernel.QuantMatmulOp()
+            | qkernel.PackedQuantMatmulOp()
+        ):
             return prod(shape_of(op.y)) * shape_of(op.a)[-1]
         case qkernel.ConvOp() | qkernel.DequantConvOp() | qkernel.QuantConvOp():
             return prod(shape_of(op.y)) * prod(shape_of(op.w)[1:])

@@ -7,8 +7,7 @@ machine code, and what was counted while it ran.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,11 +16,18 @@ from xdsl.dialects.builtin import ModuleOp
 
 from qfold.backend.c.program import Program
 from qfold.backend.simulators import Profile
+from qfold.targets import target_named
 from qfold.tools.audit import SOFT_DOUBLE, AuditResult, has_doubles
 from qfold.tools.elf import ObjectFile
+from qfold.tools.kernel_code import KernelCode, either, proof_result
 from qfold.tools.leafs import LeafRecord, every_leaf, leaf_sequence
 from qfold.tools.manifest import KernelRecord
-from qfold.tools.riscv_code import LOAD_OF, LOADS, STACK_POINTER, instructions
+from qfold.tools.proof_integers import (
+    check_counted_dot_products,
+    check_dot_products,
+    check_no_floats,
+)
+from qfold.tools.riscv_code import LOAD_OF, LOADS, STACK_POINTER
 
 _LIBM = (
     "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs fdim floor fma fmax fmin "
@@ -44,7 +50,6 @@ _OF_WEIGHT = {
     "ui4": LOAD_OF["i8"] | LOAD_OF["ui8"],
 }
 _SMALL = frozenset({"i1", "i4", "ui4", *_BYTE_LOADS})
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -62,18 +67,6 @@ class Evidence:
     """Whether it is RISC-V, which can be read here."""
 
 
-@dataclass(frozen=True)
-class _Function:
-    """A leaf kernel: the C function, and the assembly functions that it calls."""
-
-    leaf: LeafRecord
-    blocks: tuple[str, ...]
-
-    @property
-    def is_generated(self) -> bool:
-        return bool(self.blocks)
-
-
 def prove(
     module: ModuleOp,
     program: Program,
@@ -83,7 +76,7 @@ def prove(
 ) -> list[AuditResult]:
     """All proofs for one build. `blocks`: the assembly functions of each generated kernel, by its symbol."""
     leafs = [
-        _Function(leaf, tuple(blocks.get(leaf.symbol, ())))
+        KernelCode(leaf, tuple(blocks.get(leaf.symbol, ())))
         for leaf in every_leaf([c.leafs for c in calls]).values()
     ]
     with ObjectFile(evidence.binary) as linked, ObjectFile(evidence.kernels) as kernels:
@@ -94,19 +87,34 @@ def prove(
         if evidence.machine_code:
             results.append(_check_loads(leafs, linked, kernels))
             if evidence.profile is not None and evidence.profile.has_loads:
-                results.append(_check_counted_loads(leafs, kernels, evidence.profile))
+                results += _check_counted_loads(leafs, kernels, evidence.profile)
+            isa = target_named(program.target).isa
+            has_dots = isa is not None and isa.xpulpv2
+            results += _integer_proofs(leafs, linked, kernels, evidence.profile, has_dots=has_dots)
             results.append(_check_freestanding(module, linked))
     return results
 
 
-def _result(check: str, problems: Sequence[str], detail: str) -> AuditResult:
-    more = len(problems) - _SHOWN
-    shown = [*problems[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-    return AuditResult(check, tuple(shown), detail)
+def _integer_proofs(
+    leafs: Sequence[KernelCode],
+    linked: ObjectFile,
+    kernels: ObjectFile,
+    profile: Profile | None,
+    *,
+    has_dots: bool,
+) -> Iterator[AuditResult]:
+    """What networks are held to that multiply integers; nothing for others. `has_dots`: the machine has packed dot products."""
+    if not any(f.leaf.is_integer for f in leafs):
+        return
+    if has_dots and any(f.leaf.dots is not None and f.is_generated for f in leafs):
+        yield check_dot_products(leafs, linked, kernels)
+        if profile is not None and profile.has_loads:
+            yield check_counted_dot_products(leafs, kernels, profile)
+    yield check_no_floats(leafs, linked, kernels)
 
 
 def _check_symbols(
-    leafs: Sequence[_Function], linked: ObjectFile, kernels: ObjectFile
+    leafs: Sequence[KernelCode], linked: ObjectFile, kernels: ObjectFile
 ) -> AuditResult:
     problems: list[str] = []
     names = [name for f in leafs for name in (f.leaf.symbol, *f.blocks)]
@@ -118,13 +126,13 @@ def _check_symbols(
         if f.is_generated and f.leaf.symbol in kernels.defined:
             uncalled = set(f.blocks) - set(kernels.calls(f.leaf.symbol))
             problems += [f"{f.leaf.symbol} does not call {name}" for name in sorted(uncalled)]
-    return _result(
+    return proof_result(
         "every kernel of the report is in the linked program", problems, f"{len(names)} functions"
     )
 
 
 def _check_executed(
-    program: Program, leafs: Sequence[_Function], evidence: Evidence
+    program: Program, leafs: Sequence[KernelCode], evidence: Evidence
 ) -> AuditResult:
     problems: list[str] = []
     total = 0
@@ -144,10 +152,10 @@ def _check_executed(
         detail = f"{total} calls on each core, counted by the simulator"
         for f in leafs:
             problems += _uncounted(f, evidence.profile)
-    return _result("every kernel of the report was executed", problems, detail)
+    return proof_result("every kernel of the report was executed", problems, detail)
 
 
-def _uncounted(function: _Function, profile: Profile) -> Iterator[str]:
+def _uncounted(function: KernelCode, profile: Profile) -> Iterator[str]:
     """Problems with how often a kernel ran on each core."""
     leaf = function.leaf
     calls = profile[leaf.symbol].calls
@@ -161,56 +169,35 @@ def _uncounted(function: _Function, profile: Profile) -> Iterator[str]:
             yield f"{block}, the code of {leaf.symbol}, never ran"
 
 
-def _code(linked: ObjectFile, names: Iterable[str]) -> Iterator[tuple[str, int | None]]:
-    """The loads in some functions: (instruction, register of the address)."""
-    for name in names:
-        if name in linked.defined:
-            for instruction in instructions(linked.contents(name)):
-                if instruction.mnemonic in LOADS:
-                    yield instruction.mnemonic, instruction.base
-
-
-def _with_callees(kernels: ObjectFile, symbol: str) -> list[str]:
-    """A function of kernels.c, and those of the same file that it calls."""
-    found, pending = [symbol], [symbol]
-    while pending:
-        home = kernels.defined.get(pending.pop())
-        if home is None:
-            continue
-        for name in kernels.calls(home.name):
-            callee = kernels.defined.get(name)
-            if callee is not None and callee.is_function and name not in found:
-                found.append(name)
-                pending.append(name)
-    return found
-
-
 def _types(leaf: LeafRecord) -> set[str]:
     """The element types that a kernel reads."""
     return {o.element_type for o in leaf.operands if o.read}
 
 
 def _check_loads(
-    leafs: Sequence[_Function], linked: ObjectFile, kernels: ObjectFile
+    leafs: Sequence[KernelCode], linked: ObjectFile, kernels: ObjectFile
 ) -> AuditResult:
     """By disassembly: the loads that a weight calls for are there, and in assembly none that no operand calls for."""
     problems: list[str] = []
     looked = 0
     for f in leafs:
         leaf = f.leaf
-        names = f.blocks or _with_callees(kernels, leaf.symbol)
-        loads = list(_code(linked, names))
+        if leaf.dots is not None and f.is_generated:
+            continue  # check_dot_products
+        loads = [
+            (i.mnemonic, i.base) for i in f.instructions(kernels, linked) if i.mnemonic in LOADS
+        ]
         looked += len(loads)
         found = {name for name, _ in loads}
         wanted = _OF_WEIGHT.get(leaf.weight_type or "", frozenset[str]())
         reads = leaf.weights or (leaf.weight_type == "f32" and leaf.iterations)
         if wanted and reads and not wanted & found:
             problems.append(
-                f"{leaf.symbol} has a weight of {leaf.weight_type} but no {_or(wanted)}: it loads by {_or(found)}"
+                f"{leaf.symbol} has a weight of {leaf.weight_type} but no {either(wanted)}: it loads by {either(found)}"
             )
-        if f.is_generated:
+        if f.is_generated and not leaf.moves_bytes:
             problems += _needless(leaf, loads)
-    return _result(
+    return proof_result(
         "kernels load weights as what they are, by disassembly",
         problems,
         f"{looked} loads in {len(leafs)} kernels",
@@ -223,31 +210,25 @@ def _needless(leaf: LeafRecord, loads: Sequence[tuple[str, int | None]]) -> Iter
     found = {name for name, base in loads if base != STACK_POINTER}
     for element, names in _BYTE_LOADS.items():
         if element not in types and names & found:
-            yield f"{leaf.symbol} loads by {_or(names & found)}, but reads nothing of {element}"
+            yield f"{leaf.symbol} loads by {either(names & found)}, but reads nothing of {element}"
     if types <= _SMALL and LOAD_OF["f32"] & found:
         yield (
-            f"{leaf.symbol} loads words by {_or(LOAD_OF['f32'] & found)}, but all it reads is {_or(types)}"
+            f"{leaf.symbol} loads words by {either(LOAD_OF['f32'] & found)}, but all it reads is {either(types)}"
         )
 
 
-def _or(names: Iterable[str]) -> str:
-    return " or ".join(sorted(names)) or "nothing"
-
-
 def _check_counted_loads(
-    leafs: Sequence[_Function], kernels: ObjectFile, profile: Profile
-) -> AuditResult:
-    """By the simulator's counters: a kernel executed at least one load of its type for each integer of its weight."""
+    leafs: Sequence[KernelCode], kernels: ObjectFile, profile: Profile
+) -> Iterator[AuditResult]:
+    """By the simulator's counters: a kernel executed at least one load of its type for each integer of its weight. Nothing where
+    packed bytes are all the weights that there are."""
     problems: list[str] = []
     total = weights = 0
     for f in leafs:
         leaf = f.leaf
         if not leaf.weights or leaf.weight_type not in _OF_WEIGHT:
             continue
-        names = f.blocks or _with_callees(kernels, leaf.symbol)
-        counted: Counter[str] = Counter()
-        for name in names:
-            counted.update(profile[name].loads)
+        counted = f.loads(kernels, profile)
         wanted = _OF_WEIGHT[leaf.weight_type]
         executed = sum(counted[name] for name in wanted)
         # Two nibbles are a byte.
@@ -256,10 +237,12 @@ def _check_counted_loads(
         weights += leaf.weights * leaf.calls
         if executed < needed:
             problems.append(
-                f"{leaf.symbol} executed {executed:,} {_or(wanted)} for {needed:,} weights of {leaf.weight_type}; "
+                f"{leaf.symbol} executed {executed:,} {either(wanted)} for {needed:,} weights of {leaf.weight_type}; "
                 f"all its loads: {dict(counted)}"
             )
-    return _result(
+    if not weights and any(f.leaf.dots is not None for f in leafs):
+        return
+    yield proof_result(
         "kernels loaded every weight as what it is, by the simulator's counters",
         problems,
         f"{total:,} loads for {weights:,} weights",
@@ -277,6 +260,6 @@ def _check_freestanding(module: ModuleOp, linked: ObjectFile) -> AuditResult:
         if _SOFT_FLOAT.fullmatch(name) or (SOFT_DOUBLE.fullmatch(name) and not wide)
     ]
     problems += [f"{name} is undefined" for name in sorted(linked.undefined)]
-    return _result(
+    return proof_result(
         "no libm, no floats in software", problems, f"{len(functions)} functions of the program"
     )

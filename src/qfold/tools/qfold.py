@@ -48,6 +48,20 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=i8|ui8",
         help="declare that a float input holds integers, and make it one of them; may be given several times",
     )
+    parser.add_argument(
+        "--io",
+        choices=("float", "quantized"),
+        default="float",
+        help="quantized: hand over the integers of inputs that the model quantises and of outputs that it dequantises "
+        "(default: float)",
+    )
+    parser.add_argument(
+        "--input-layout",
+        action="append",
+        default=[],
+        metavar="[NAME=]nhwc|nchw",
+        help="take inputs, or the one named, with channels last (NHWC, of three dimensions NLC); may be given several times",
+    )
 
 
 def _add_compile_options(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +79,12 @@ def _add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--no-hoist", action="store_true", help="subtract zero points inside of the loops"
+    )
+    parser.add_argument(
+        "--dynamic-activations",
+        action="store_true",
+        help="quantise what quantised weights multiply at run time, each row by its own range, and multiply integers: "
+        "an approximation (`verify --compare-exact` measures it)",
     )
 
 
@@ -119,6 +139,11 @@ def make_parser() -> argparse.ArgumentParser:
     verb.add_argument("--expect", type=Path, metavar="NPZ", help="outputs to compare with as well")
     verb.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
+    verb.add_argument(
+        "--compare-exact",
+        action="store_true",
+        help="with --dynamic-activations: also measure on these inputs what the approximation costs",
+    )
     _add_model_options(verb)
     _add_compile_options(verb)
     _add_common(verb)

@@ -34,6 +34,15 @@ from qfold.universe import QFOLD_UNIVERSE
 FUSE_PASSES = "qmm-raise-dequant,qmm-canonicalize,qmm-fuse-dequant,qmm-canonicalize"
 """What `--fuse-dequant` stands for."""
 
+IO_PASSES = "qmm-quantized-io"
+"""What `--quantized-io` stands for."""
+
+LAYOUT_PASSES = "qmm-nhwc-inputs"
+"""What `--nhwc-inputs` stands for."""
+
+DYNAMIC_PASSES = "qmm-dynamic-activations,qmm-canonicalize"
+"""What `--dynamic-activations` stands for."""
+
 HOIST_PASSES = "qmm-hoist-zero-point,qmm-canonicalize"
 """What `--hoist-zero-point` stands for."""
 
@@ -76,14 +85,29 @@ class QfoldOptMain(xDSLOptMain):
         super().register_all_arguments(arg_parser)
         group = arg_parser.add_argument_group("qfold")
         group.add_argument(
+            "--quantized-io",
+            action="store_true",
+            help=f"first make inputs and outputs the integers that the model makes of them, and them of ({IO_PASSES})",
+        )
+        group.add_argument(
+            "--nhwc-inputs",
+            action="store_true",
+            help=f"then take inputs of four (three) dimensions with channels last ({LAYOUT_PASSES})",
+        )
+        group.add_argument(
             "--fuse-dequant",
             action="store_true",
-            help=f"first fuse dequantised weights into what reads them ({FUSE_PASSES})",
+            help=f"then fuse dequantised weights into what reads them ({FUSE_PASSES})",
+        )
+        group.add_argument(
+            "--dynamic-activations",
+            action="store_true",
+            help=f"then quantise the activations of what was fused at run time, an approximation ({DYNAMIC_PASSES})",
         )
         group.add_argument(
             "--hoist-zero-point",
             action="store_true",
-            help=f"then move zero points out of the loops ({HOIST_PASSES}); both run before the passes of -p",
+            help=f"then move zero points out of the loops ({HOIST_PASSES}); all of these run before the passes of -p",
         )
         group.add_argument(
             "--dim",
@@ -103,7 +127,10 @@ class QfoldOptMain(xDSLOptMain):
         flags = [
             passes
             for given, passes in (
+                (self.args.quantized_io, IO_PASSES),
+                (self.args.nhwc_inputs, LAYOUT_PASSES),
                 (self.args.fuse_dequant, FUSE_PASSES),
+                (self.args.dynamic_activations, DYNAMIC_PASSES),
                 (self.args.hoist_zero_point, HOIST_PASSES),
             )
             if given

@@ -5,28 +5,24 @@ docs/report.md describes the fields; `report_schema.py` checks them; `report_vie
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 
 from qfold import __version__
-from qfold.dialects import qmm
-from qfold.dialects.element_types import STORAGE_TYPES, numpy_dtype
-from qfold.dialects.qmm import QuantAttr, WeightAttr
-from qfold.ir.locations import node_names
-from qfold.ir.quantized import trace_quantized
+from qfold.backend.c.program import Program, WeightData
+from qfold.dialects.element_types import is_float
 from qfold.targets import Target, target_named
-from qfold.tools.amplification import largest_hoisting_factor
-from qfold.tools.arrays import TensorSpec, main_function
+from qfold.tools.arrays import TensorSpec
+from qfold.tools.flow import FlowingTensor, Island, OnnxNode, flowing_tensors, islands
 from qfold.tools.leafs import LeafRecord, Operand, every_leaf
 from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.memory_plan import MemoryReport, memory_report
 from qfold.tools.report_schema import VERSION
+from qfold.tools.stored_weights import StoredWeights
+from qfold.tools.tensor_facts import NodeFacts, Product, TensorFacts, float_copies
 
 if TYPE_CHECKING:
     from qfold.backend.riscv import GeneratedKernel
@@ -34,44 +30,6 @@ if TYPE_CHECKING:
 SCHEMA = "qfold-report"
 
 Report = dict[str, Any]
-
-REASON = "qmm.reason"
-_FUSED = (qmm.DequantMatmulOp, qmm.DequantConvOp, qmm.DequantGatherOp)
-_SILENT = ("tensor.empty", "arith.constant", "qmm.constant", "func.return", "linalg.fill")
-"""Ops that compute nothing a node would be known by."""
-
-
-@dataclass(frozen=True)
-class OnnxNode:
-    """One node of the model, as the report names it."""
-
-    name: str
-    op_type: str
-    domain: str = ""
-
-
-@dataclass
-class NodeFacts:
-    """What the tensor level says about one ONNX node."""
-
-    ops: Counter[str] = field(default_factory=Counter[str])
-    fused: bool = False
-    hoisted: bool = False
-    reasons: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """What the report takes from the tensor level, after fusion and before quantisation is lowered."""
-
-    nodes: Mapping[str, NodeFacts]
-    ir_ops: int
-    fused: Mapping[str, int]
-    quantized: Sequence[tuple[WeightAttr, QuantAttr]]
-    run_time_dequantizations: int
-    """Dequantises of constants that are left: each makes a float copy in memory."""
-    hoisting_factor: float
-    """The largest of the hoisted contractions: see `amplification`."""
 
 
 @dataclass(frozen=True)
@@ -97,79 +55,6 @@ class _IrOp(TypedDict):
     count: int
 
 
-def quantized_weights(module: ModuleOp) -> Iterator[tuple[WeightAttr, QuantAttr]]:
-    """Each quantised constant of a tensor-level module, as often as it is dequantised."""
-    for op in module.walk():
-        if isinstance(op, _FUSED):
-            yield op.weight, op.quant
-        elif isinstance(op, qmm.DequantizeOp):
-            traced = trace_quantized(op.result)
-            if traced is not None and not isinstance(traced, str):
-                yield traced.weight, traced.quant
-
-
-def float_copies(
-    quantized: Sequence[tuple[WeightAttr, QuantAttr]], constants: Sequence[WeightAttr]
-) -> list[str]:
-    """The sha256 of each float constant that holds the numbers of a dequantised weight, in any order or shape."""
-    by_count: dict[int, list[tuple[WeightAttr, QuantAttr]]] = {}
-    for weight, quant in quantized:
-        count = int(np.prod(weight.shape))
-        if count > 1:
-            by_count.setdefault(count, []).append((weight, quant))
-    copies: list[str] = []
-    digests: dict[int, set[bytes]] = {}
-    for constant in constants:
-        count = int(np.prod(constant.shape))
-        if constant.element_type in STORAGE_TYPES or count not in by_count or constant.is_elided:
-            continue
-        if numpy_dtype(constant.element_type).kind != "f":
-            continue
-        if count not in digests:
-            digests[count] = {_digest(q.dequantize(w.array())) for w, q in by_count[count]}
-        if _digest(constant.array().astype(np.float32)) in digests[count]:
-            copies.append(constant.sha256)
-    return copies
-
-
-def _digest(values: np.ndarray) -> bytes:
-    return hashlib.sha256(np.sort(values, axis=None).tobytes()).digest()
-
-
-def tensor_facts(module: ModuleOp) -> TensorFacts:
-    """Reads a tensor-level module; nothing of it is kept but the attributes of its weights."""
-    nodes: dict[str, NodeFacts] = {}
-    main = main_function(module)
-    for op in main.body.block.ops:
-        if op.name in _SILENT:
-            continue
-        for name in node_names(op):
-            node = nodes.setdefault(name, NodeFacts())
-            node.ops[op.name] += 1
-            node.fused |= isinstance(op, _FUSED)
-            if isinstance(op, qmm.DequantMatmulOp | qmm.DequantConvOp):
-                node.hoisted |= op.hoisted is not None
-            reason = op.attributes.get(REASON)
-            if isinstance(reason, StringAttr) and reason.data not in node.reasons:
-                node.reasons.append(reason.data)
-    kinds = {
-        "matmul": qmm.DequantMatmulOp,
-        "conv": qmm.DequantConvOp,
-        "gather": qmm.DequantGatherOp,
-    }
-    return TensorFacts(
-        nodes,
-        sum(1 for _ in main.body.block.ops),
-        {k: sum(isinstance(op, t) for op in main.body.block.ops) for k, t in kinds.items()},
-        [*quantized_weights(module)],
-        sum(
-            isinstance(op, qmm.DequantizeOp) and trace_quantized(op.result) is not None
-            for op in module.walk()
-        ),
-        largest_hoisting_factor(module),
-    )
-
-
 def _status(facts: NodeFacts, calls: Sequence[KernelRecord]) -> str:
     if facts.reasons:
         return "not_fused"
@@ -191,7 +76,11 @@ def build_report(inputs: ReportInputs) -> Report:
     calls = manifest(program)
     constants = {w.symbol: w.weight for w in program.weights}
     memory = memory_report(inputs.kernels, calls)
-    quantized_hashes = {w.sha256 for w, _ in facts.quantized}
+    floats = [s.name for s in inputs.inputs if is_float(s.element_type)]
+    found_islands = islands(inputs.nodes, facts, program, floats)
+    tensors = flowing_tensors(inputs.kernels, program, inputs.nodes, facts, found_islands)
+    flowing = [t for t in tensors if t.shape]
+    stored = _constant_entries(program, calls, facts)
     copies = float_copies(facts.quantized, [*constants.values()])
     # The model's own nodes in order, then those of function bodies, which only locations name.
     types = {n.name: n for n in inputs.nodes}
@@ -210,6 +99,7 @@ def build_report(inputs: ReportInputs) -> Report:
                 "status": _status(node, own),
                 "hoisted": node.hoisted,
                 "reasons": node.reasons,
+                "notes": node.notes,
                 "ir_ops": [_IrOp(op=op, count=count) for op, count in sorted(node.ops.items())],
                 "dispatches": [c.ordinal for c in own],
                 "kernels": list(dict.fromkeys(c.symbol for c in own)),
@@ -256,25 +146,10 @@ def build_report(inputs: ReportInputs) -> Report:
             _kernel_entry(leaf, inputs.generated.get(leaf.symbol))
             for leaf in every_leaf([c.leafs for c in calls]).values()
         ],
-        "constants": [
-            {
-                "symbol": symbol,
-                "sha256": weight.sha256,
-                "bytes": weight.nbytes,
-                "element_type": str(weight.element_type),
-                "quantized": weight.sha256 in quantized_hashes
-                and weight.element_type in STORAGE_TYPES,
-                "users": list(
-                    dict.fromkeys(
-                        n
-                        for c in calls
-                        if any(o.constant == symbol for o in c.operands)
-                        for n in c.nodes
-                    )
-                ),
-            }
-            for symbol, weight in constants.items()
-        ],
+        "constants": stored,
+        "products": _product_entries(facts.products, calls),
+        "tensors": [_tensor_entry(t) for t in tensors],
+        "islands": [_island_entry(i) for i in found_islands],
         "memory": [_memory_entry(m) for m in memory],
         "totals": {
             "onnx_nodes": len(inputs.nodes),
@@ -284,18 +159,105 @@ def build_report(inputs: ReportInputs) -> Report:
             "transfers": sum(c.transfers.count for c in calls),
             "transfer_bytes": sum(c.transfers.bytes_in + c.transfers.bytes_out for c in calls),
             "fused": dict(facts.fused),
+            "multiplied": dict(facts.multiplied),
             "not_fused": sum(n["status"] == "not_fused" for n in nodes),
             "float_copies_of_quantized_weights": len(copies),
             "run_time_dequantizations": facts.run_time_dequantizations,
             "macs": sum(c.macs for c in calls),
             "weight_bytes": sum(w.nbytes for w in constants.values()),
-            "quantized_weight_bytes": sum(
-                w.nbytes
-                for w in constants.values()
-                if w.sha256 in quantized_hashes and w.element_type in STORAGE_TYPES
+            "integer_macs": sum(
+                leaf.calls * leaf.macs for c in calls for leaf in c.leafs if leaf.is_integer
             ),
+            "quantized_weight_bytes": sum(c["bytes"] for c in stored if c["quantized"]),
+            "tensors": len(flowing),
+            "integer_tensors": sum(not t.is_float for t in flowing),
+            "tensor_bytes": sum(t.nbytes for t in flowing),
+            "integer_tensor_bytes": sum(t.nbytes for t in flowing if not t.is_float),
+            "run_time_quantized": facts.run_time_quantized,
             "arena_bytes": sum(m.arena_bytes for m in memory),
         },
+    }
+
+
+def _constant_entries(
+    program: Program, calls: Sequence[KernelRecord], facts: TensorFacts
+) -> list[dict[str, Any]]:
+    """One per constant: what it holds, and who reads it."""
+    weights = StoredWeights(facts.weights)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for dispatch in program.dispatches:
+        for place in dispatch.operands:
+            if isinstance(place.root, WeightData):
+                shapes.setdefault(place.root.symbol, place.type.get_shape())
+    entries: list[dict[str, Any]] = []
+    for data in program.weights:
+        held = weights.find(data.weight)
+        users = dict.fromkeys(n for c in calls if data.symbol in _weights_of([c]) for n in c.nodes)
+        entries.append(
+            {
+                "symbol": data.symbol,
+                "sha256": data.weight.sha256,
+                "bytes": data.weight.nbytes,
+                "element_type": str(data.weight.element_type),
+                "shape": list(shapes[data.symbol]),
+                "quantized": held is not None,
+                "granularity": None if held is None else held.weight.granularity,
+                "zero_point": None if held is None else list(held.weight.zero_point),
+                "stored": None if held is None else held.form,
+                "users": list(users),
+            }
+        )
+    return entries
+
+
+def _product_entries(
+    products: Sequence[Product], calls: Sequence[KernelRecord]
+) -> list[dict[str, Any]]:
+    """One per contraction of integers, with the call that computes it."""
+    left = [c for c in calls if any(leaf.is_integer for leaf in c.leafs)]
+    entries: list[dict[str, Any]] = []
+    for product in products:
+        own = next((c for c in left if set(product.nodes) <= set(c.nodes)), None)
+        if own is not None:
+            left.remove(own)
+        entries.append(
+            {
+                "nodes": list(product.nodes),
+                "dispatch": None if own is None else own.ordinal,
+                "op": product.op,
+                "left": product.left,
+                "right": product.right,
+                "result": product.result,
+                "k": product.k,
+                "low": product.low,
+                "high": product.high,
+                "bits": product.bits,
+                "largest_k": product.largest_k,
+                "requantize": product.requantize,
+            }
+        )
+    return entries
+
+
+def _tensor_entry(tensor: FlowingTensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "role": tensor.role,
+        "element_type": str(tensor.element_type),
+        "shape": list(tensor.shape),
+        "bytes": tensor.nbytes,
+        "producers": list(tensor.producers),
+        "consumers": list(tensor.consumers),
+        "float_reason": tensor.float_reason,
+    }
+
+
+def _island_entry(island: Island) -> dict[str, Any]:
+    return {
+        "node": island.node,
+        "op_type": island.op_type,
+        "dispatches": list(island.dispatches),
+        "reason": island.reason,
     }
 
 
@@ -313,6 +275,10 @@ def _spec_entry(spec: TensorSpec) -> dict[str, Any]:
         "name": spec.name,
         "element_type": str(spec.element_type),
         "shape": list(spec.shape),
+        "scale": None if spec.quant is None else float(spec.quant.scales),
+        "zero_point": None if spec.quant is None else int(spec.quant.zero_points),
+        "layout": spec.layout,
+        "note": spec.note,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-VERSION = 2
+VERSION = 3
 """Of reports that this version of qfold writes and reads."""
 
 Schema = Any
@@ -34,7 +34,15 @@ class OrNull:
 
 _TEXT_OR_NULL = (str, type(None))
 
-_TENSOR = {"name": str, "element_type": str, "shape": [int]}
+_TENSOR = {
+    "name": str,
+    "element_type": str,
+    "shape": [int],
+    "scale": (float, type(None)),
+    "zero_point": (int, type(None)),
+    "layout": (str, type(None)),
+    "note": (str, type(None)),
+}
 
 _OPERAND = {"name": str, "type": str, "c_type": str, "written": bool}
 
@@ -68,6 +76,7 @@ REPORT_SCHEMA: Schema = {
             "status": OneOf("fused", "not_fused", "lowered", "folded"),
             "hoisted": bool,
             "reasons": [str],
+            "notes": [str],
             "ir_ops": [{"op": str, "count": int}],
             "dispatches": [int],
             "kernels": [str],
@@ -112,10 +121,43 @@ REPORT_SCHEMA: Schema = {
             "sha256": str,
             "bytes": int,
             "element_type": str,
+            "shape": [int],
             "quantized": bool,
+            "granularity": OrNull(OneOf("tensor", "axis", "block")),
+            "zero_point": OrNull([int]),
+            "stored": _TEXT_OR_NULL,
             "users": [str],
         }
     ],
+    "products": [
+        {
+            "nodes": [str],
+            "dispatch": _NUMBER_OR_NULL,
+            "op": OneOf("qmm.quant_matmul", "qmm.quant_conv"),
+            "left": str,
+            "right": str,
+            "result": str,
+            "k": int,
+            "low": int,
+            "high": int,
+            "bits": int,
+            "largest_k": int,
+            "requantize": OrNull(OneOf("i32", "mulhi", "i64", "f64", "f32")),
+        }
+    ],
+    "tensors": [
+        {
+            "name": str,
+            "role": OneOf("input", "output", "inner"),
+            "element_type": str,
+            "shape": [int],
+            "bytes": int,
+            "producers": [int],
+            "consumers": [int],
+            "float_reason": _TEXT_OR_NULL,
+        }
+    ],
+    "islands": [{"node": str, "op_type": str, "dispatches": [int], "reason": str}],
     "memory": [
         {
             "level": int,
@@ -139,12 +181,19 @@ REPORT_SCHEMA: Schema = {
         "transfers": int,
         "transfer_bytes": int,
         "fused": {"matmul": int, "conv": int, "gather": int},
+        "multiplied": {"matmul": int, "conv": int},
         "not_fused": int,
         "float_copies_of_quantized_weights": int,
         "run_time_dequantizations": int,
         "macs": int,
+        "integer_macs": int,
         "weight_bytes": int,
         "quantized_weight_bytes": int,
+        "tensors": int,
+        "integer_tensors": int,
+        "tensor_bytes": int,
+        "integer_tensor_bytes": int,
+        "run_time_quantized": int,
         "arena_bytes": int,
     },
 }
@@ -252,6 +301,7 @@ def problems_of(report: Any) -> list[str]:
         for symbol, count in called.items()
         if kernels[symbol]["calls"] != count
     ]
+    found += _flow_problems(report, set(ordinals))
     totals = report["totals"]
     for total, entries, key in (
         ("macs", "dispatches", "macs"),
@@ -263,4 +313,40 @@ def problems_of(report: Any) -> list[str]:
     for memory in report["memory"]:
         if memory["lower_bound_bytes"] > memory["arena_bytes"]:
             found.append(f"memory level {memory['level']} is planned below its lower bound")
+    return found
+
+
+def _flow_problems(report: Any, ordinals: set[int]) -> list[str]:
+    """What is wrong with the references and sums of what a report says about integers."""
+    found: list[str] = []
+    named = {n["name"] for n in report["nodes"]}
+    for kind, name, calls in (
+        *(("products", p["nodes"], [p["dispatch"]]) for p in report["products"]),
+        *(("tensors", t["name"], t["producers"] + t["consumers"]) for t in report["tensors"]),
+        *(("islands", i["node"], i["dispatches"]) for i in report["islands"]),
+    ):
+        if not set(calls) - {None} <= ordinals:
+            found.append(f"report.{kind}: {name!r} names a dispatch that does not exist")
+    for island in report["islands"]:
+        if island["node"] not in named:
+            found.append(f"report.islands: {island['node']!r} is no node")
+    for constant in report["constants"]:
+        told = [constant[key] is not None for key in ("granularity", "zero_point", "stored")]
+        if told != [constant["quantized"]] * 3:
+            found.append(f"constant {constant['symbol']!r} says how it is quantised, or does not")
+    shaped = [t for t in report["tensors"] if t["shape"]]
+    integers = [t for t in shaped if not t["element_type"].startswith(("f", "bf"))]
+    quantized = [c["bytes"] for c in report["constants"] if c["quantized"]]
+    totals = report["totals"]
+    for total, expected in (
+        ("tensors", len(shaped)),
+        ("integer_tensors", len(integers)),
+        ("tensor_bytes", sum(t["bytes"] for t in shaped)),
+        ("integer_tensor_bytes", sum(t["bytes"] for t in integers)),
+        ("quantized_weight_bytes", sum(quantized)),
+    ):
+        if totals[total] != expected:
+            found.append(f"report.totals.{total} is {totals[total]}, the entries make {expected}")
+    if totals["integer_macs"] > totals["macs"]:
+        found.append("report.totals.integer_macs is more than all macs")
     return found

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from qfold.tools.interface_view import interface_lines
 from qfold.tools.report import Report
+from qfold.tools.report_summary import CONVERSIONS, own_nodes, some, summary_lines
+
+_PRODUCTS = ("qmm.quant_matmul", "qmm.quant_conv")
+_FLOAT_PRODUCTS = ("qmm.matmul", "qmm.conv", "qmm.dequant_matmul", "qmm.dequant_conv")
+_FLOATS = ("f16", "bf16", "f32", "f64")
+
+_SMALL, _FEW = 64, 8
+"""Constants of so many bytes, which are scales and zero points, have rows if there are so few."""
+
+_RESULTS = {
+    None: "stored as it is",
+    "i32": "i32",
+    "mulhi": "i32, upper halves of 64-bit products",
+    "i64": "i64",
+    "f64": "f64",
+    "f32": "f32",
+}
+"""In which arithmetic a sum becomes what is stored."""
 
 _STYLES = {"fused": "green", "not_fused": "yellow", "lowered": "", "folded": "dim"}
-
-
-def bytes_text(count: int) -> str:
-    """`9,999 B`, `1,536.0 KiB`, `21.9 MiB`: at most five digits before the point."""
-    if count < 10_000:
-        return f"{count:,} B"
-    size, unit = count / 1024, "KiB"
-    if size >= 10_000:
-        size, unit = size / 1024, "MiB"
-    return f"{size:,.1f} {unit}"
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
@@ -36,61 +48,30 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
     return table
 
 
-def summary_lines(report: Report) -> list[str]:
-    """The totals, a line each."""
-    totals = report["totals"]
-    fused = totals["fused"]
-    lines = [
-        f"{report['model']}: {totals['onnx_nodes']} ONNX nodes -> {totals['dispatches']} kernel calls for {report['target']}",
-        f"fused with a dequantised weight: {fused['matmul']} matmuls, {fused['conv']} convolutions, {fused['gather']} gathers",
-        f"not fused: {totals['not_fused']} nodes; float copies of a quantised weight: "
-        f"{totals['float_copies_of_quantized_weights']} in the build, {totals['run_time_dequantizations']} made at run time",
-        f"{totals['macs']:,} multiply-accumulates; weights {bytes_text(totals['weight_bytes'])}, of them quantised "
-        f"{bytes_text(totals['quantized_weight_bytes'])}",
-    ]
-    machine = report["machine"]
-    if machine["isa"] is not None:
-        isa = machine["isa"]
-        registers = "one register file" if isa["float_registers"] == "x" else "float registers"
-        lines.append(
-            f"{machine['cores']} cores of {isa['march']}{' with XpulpV2' if isa['xpulpv2'] else ''}, {registers}"
-        )
-    if totals["staged"]:
-        lines.append(
-            f"{totals['staged']} of the calls work on tiles in L1: {totals['transfers']:,} transfers, "
-            f"{bytes_text(totals['transfer_bytes'])}"
-        )
-    lines += [_memory_text(memory) for memory in report["memory"]]
-    return lines
-
-
-def _memory_text(memory: dict[str, Any]) -> str:
-    size = "" if memory["size"] is None else f" of {bytes_text(memory['size'])}"
-    start = f"memory level {memory['level']}{size}: "
-    if memory["stack_bytes"]:
-        return (
-            f"{start}tiles {bytes_text(memory['arena_bytes'])} in the largest call, stacks "
-            f"{bytes_text(memory['stack_bytes'])}, runtime {bytes_text(memory['reserved_bytes'])}"
-        )
-    return (
-        f"{start}arena {bytes_text(memory['arena_bytes'])} (lower bound {bytes_text(memory['lower_bound_bytes'])}), "
-        f"{len(memory['buffers'])} buffers"
-    )
-
-
 def _nodes_table(report: Report) -> Table:
+    """The nodes of which something is left, but for those that quantise or dequantise and have become part of others."""
+    left = [n for n in report["nodes"] if n["status"] != "folded"]
+    shown = [n for n in left if n["op_type"] not in CONVERSIONS or n["reasons"]]
+    calls = {i for n in shown for i in n["dispatches"]}
+    names = {n["name"] for n in shown}
+    shown = [n for n in left if n["name"] in names or not set(n["dispatches"]) <= calls]
     table = _table(
         "Nodes",
         ("ONNX node", "left"),
         ("operator", "left"),
         ("became", "left"),
         ("status", "left"),
-        ("kernels", "left"),
+        ("calls", "left"),
         ("MACs", "right"),
         ("weights", "right"),
     )
-    for node in report["nodes"]:
-        status: str = node["status"].replace("_", " ") + (", hoisted" if node["hoisted"] else "")
+    multiplying = {i for n in report["nodes"] if _multiplies(n) for i in n["dispatches"]}
+    for node in shown:
+        integers = any(e["op"] in _PRODUCTS for e in node["ir_ops"])
+        # What was fused into a product has none of its own.
+        owns = _multiplies(node) or not multiplying & set(node["dispatches"])
+        status: str = node["status"].replace("_", " ")
+        status += (", integers" if integers else "") + (", hoisted" if node["hoisted"] else "")
         if node["reasons"]:
             status += f": {'; '.join(node['reasons'])}"
         ops = ", ".join(
@@ -101,9 +82,105 @@ def _nodes_table(report: Report) -> Table:
             Text(node["op_type"] or ""),
             Text(ops),
             Text(status, style=_STYLES[node["status"]]),
-            Text("\n".join(node["kernels"])),
-            f"{node['macs']:,}" if node["macs"] else "",
-            f"{node['weight_bytes']:,}" if node["weight_bytes"] else "",
+            _ordinals(node["dispatches"]),
+            *(_count(node[key]) if owns else "" for key in ("macs", "weight_bytes")),
+        )
+    folded = Counter(n["op_type"] or "?" for n in report["nodes"] if n["status"] == "folded")
+    parts = [
+        f"{len(left) - len(shown)} that quantise or dequantise, which are part of these"
+        if len(shown) < len(left)
+        else "",
+        "nothing is left of " + ", ".join(f"{n} {kind}" for kind, n in folded.most_common())
+        if folded
+        else "",
+    ]
+    table.caption = "; ".join(part for part in parts if part) or None
+    table.caption_justify = "left"
+    return table
+
+
+def _multiplies(node: dict[str, Any]) -> bool:
+    return any(e["op"] in (*_PRODUCTS, *_FLOAT_PRODUCTS) for e in node["ir_ops"])
+
+
+def _ordinals(numbers: Sequence[int]) -> str:
+    """`0, 3, 7-12`."""
+    parts: list[str] = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        own = [n for _, n in run]
+        parts.append(str(own[0]) if len(own) == 1 else f"{own[0]}-{own[-1]}")
+    return ", ".join(parts)
+
+
+def _products_table(report: Report) -> Table:
+    table = _table(
+        "Products of integers, summed up in 32 bits",
+        ("ONNX nodes", "left"),
+        ("call", "right"),
+        ("integers", "left"),
+        ("K", "right"),
+        ("sums between", "right"),
+        ("bits", "right"),
+        ("largest K", "right"),
+        ("result by", "left"),
+    )
+    for product in report["products"]:
+        table.add_row(
+            Text(some(own_nodes(report, product["nodes"]))),
+            "" if product["dispatch"] is None else str(product["dispatch"]),
+            f"{product['left']} x {product['right']} -> {product['result']}",
+            f"{product['k']:,}",
+            f"{product['low']:,} .. {product['high']:,}",
+            str(product["bits"]),
+            f"{product['largest_k']:,}",
+            _RESULTS[product["requantize"]],
+        )
+    return table
+
+
+def _tensors_table(report: Report) -> Table:
+    explained = any(t["float_reason"] for t in report["tensors"])
+    table = _table(
+        "Tensors between kernel calls",
+        ("ONNX value", "left"),
+        ("type", "left"),
+        ("shape", "left"),
+        ("bytes", "right"),
+        ("from", "left"),
+        ("to", "left"),
+        *([("why float", "left")] if explained else []),
+    )
+    for tensor in report["tensors"]:
+        is_float = tensor["element_type"] in _FLOATS
+        table.add_row(
+            Text(tensor["name"]),
+            Text(tensor["element_type"], style="yellow" if is_float else "green"),
+            "x".join(map(str, tensor["shape"])),
+            f"{tensor['bytes']:,}",
+            "input" if tensor["role"] == "input" else _ordinals(tensor["producers"]),
+            "output" if tensor["role"] == "output" else _ordinals(tensor["consumers"]),
+            *([Text(tensor["float_reason"] or "")] if explained else []),
+        )
+    return table
+
+
+def _islands_table(report: Report) -> Table:
+    table = _table(
+        "Float islands",
+        ("ONNX nodes", "left"),
+        ("operator", "left"),
+        ("calls", "left"),
+        ("why", "left"),
+    )
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for island in report["islands"]:
+        alike.setdefault((island["op_type"], island["reason"]), []).append(island)
+    for (op_type, reason), own in alike.items():
+        table.add_row(
+            Text(some([i["node"] for i in own])),
+            Text(op_type),
+            _ordinals(sorted({n for i in own for n in i["dispatches"]})),
+            Text(reason),
         )
     return table
 
@@ -214,20 +291,43 @@ def _constants_table(report: Report) -> Table:
     table = _table(
         "Constants",
         ("symbol", "left"),
-        ("sha256", "left"),
         ("type", "left"),
+        ("shape", "left"),
         ("bytes", "right"),
-        ("users", "left"),
+        ("quantised weight", "left"),
+        ("read by", "left"),
     )
+    small = [c for c in report["constants"] if not c["quantized"] and c["bytes"] <= _SMALL]
+    if len(small) <= _FEW:
+        small = []
     for constant in report["constants"]:
+        if constant in small:
+            continue
         table.add_row(
             Text(constant["symbol"]),
-            Text(constant["sha256"][:16]),
-            Text(constant["element_type"] + (" quantised" if constant["quantized"] else "")),
+            Text(constant["element_type"]),
+            "x".join(map(str, constant["shape"])),
             f"{constant['bytes']:,}",
-            Text("\n".join(constant["users"])),
+            Text(_quantisation(constant)),
+            Text(some(own_nodes(report, constant["users"]))),
         )
+    if small:
+        table.caption = (
+            f"and {len(small)} of up to {_SMALL} bytes, {sum(c['bytes'] for c in small):,} together"
+        )
+        table.caption_justify = "left"
     return table
+
+
+def _quantisation(constant: dict[str, Any]) -> str:
+    """`per channel, zero points 0 to 3, packed`; nothing for what is no quantised weight."""
+    if not constant["quantized"]:
+        return ""
+    least, most = constant["zero_point"]
+    zero = f"zero point {least}" if least == most else f"zero points {least} to {most}"
+    stored = "" if constant["stored"] == "as it is" else f", {constant['stored']}"
+    per = {"axis": "channel"}.get(constant["granularity"], constant["granularity"])
+    return f"per {per}, {zero}{stored}"
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -236,6 +336,11 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_dispatches_table(report))
     if any(kernel["split"] for kernel in report["kernels"]):
         console.print(_kernels_table(report))
+    if report["products"]:
+        console.print(_products_table(report))
+        console.print(_tensors_table(report))
+    if report["islands"]:
+        console.print(_islands_table(report))
     console.print(_constants_table(report))
-    for line in summary_lines(report):
+    for line in (*interface_lines(report), *summary_lines(report)):
         console.print(Text(line))

@@ -30,6 +30,16 @@ LOAD_OF: dict[str, frozenset[str]] = {
 LOADS: frozenset[str] = frozenset(name for names in LOAD_OF.values() for name in names)
 """Every instruction that loads an element."""
 
+DOT_PRODUCTS: frozenset[str] = frozenset(
+    e.mnemonic for e in ENCODINGS.values() if e.mnemonic.startswith(("pv.dot", "pv.sdot"))
+)
+"""Every packed dot product."""
+
+_FLOAT_OPCODES = frozenset({0x07, 0x27, 0x43, 0x47, 0x4B, 0x4F, 0x53})
+"""LOAD-FP, STORE-FP, the fused multiply-adds, OP-FP: those of Zfinx too."""
+_COMPRESSED_FLOATS = frozenset({(0, 3), (0, 7), (2, 3), (2, 7)})
+"""c.flw, c.fsw, c.flwsp, c.fswsp of RV32FC, by (quadrant, funct3)."""
+
 
 @dataclass(frozen=True)
 class Instruction:
@@ -43,6 +53,8 @@ class Instruction:
     """As assemblers spell it (a compressed load as what it expands to); empty for what this module has no name for."""
     base: int | None = None
     """Of a load: the number of the register that it adds its offset to."""
+    is_float: bool = False
+    """Whether it is one of the float unit: computes with floats, or moves them to or from float registers."""
 
 
 STACK_POINTER = 2
@@ -61,10 +73,12 @@ def instructions(code: bytes) -> Iterator[Instruction]:
             name = _COMPRESSED_LOADS.get((half & 3, half >> 13), "")
             # Loads from the stack are in quadrant 2; the others have three bits for one of the registers 8 to 15.
             base = STACK_POINTER if half & 3 == 2 else 8 + (half >> 7 & 7)
+            is_float = (half & 3, half >> 13) in _COMPRESSED_FLOATS
         else:
             word = int.from_bytes(code[at : at + 4], "little")
             name, base = _name(word), word >> 15 & 31
-        yield Instruction(at, size, name, base if name in LOADS else None)
+            is_float = word & 0x7F in _FLOAT_OPCODES
+        yield Instruction(at, size, name, base if name in LOADS else None, is_float)
         at += size
 
 

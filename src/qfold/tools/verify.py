@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -11,7 +11,9 @@ from qfold.backend.c.emit import emit
 from qfold.backend.files import write_directory
 from qfold.backend.run import build
 from qfold.frontend import LoadedModel
+from qfold.interpreters import Value, run
 from qfold.targets import target_named
+from qfold.tools.approximation import Cost, costs
 from qfold.tools.arrays import Array
 from qfold.tools.audit import AuditResult, Objects, audit
 from qfold.tools.comparison import (
@@ -21,7 +23,7 @@ from qfold.tools.comparison import (
     check_outputs,
     deviation_factor,
 )
-from qfold.tools.driver import Compilation, import_tensor_module
+from qfold.tools.driver import Compilation, approximate, import_tensor_module
 from qfold.tools.elf import require_library
 from qfold.tools.manifest import manifest, program_of
 from qfold.tools.proof import Evidence, prove
@@ -43,6 +45,10 @@ class Verification:
     audit: tuple[AuditResult, ...]
     work: WorkTable | None
     """What each dispatch took, where the target counts that."""
+    approximates: bool = False
+    """Whether the network stands for another one, and outputs were allowed twice the distance of the two."""
+    approximation: tuple[Cost, ...] | None = None
+    """What an approximating build costs, where that was asked for."""
 
     @property
     def ok(self) -> bool:
@@ -56,11 +62,14 @@ def verify(
     inputs: Mapping[str, Array],
     expected: Mapping[str, Array] | None = None,
     terminal: Terminal | None = None,
+    *,
+    compare_exact: bool = False,
 ) -> Verification:
     """Builds and runs `compilation` on `inputs`; compares dispatches, outputs (also with `expected`) and the object code.
 
     The outputs are those of the plain build (in a simulator of the one that counts), the dispatches those of the checked one;
-    both come from the same sources. Raises `BuildError` and `RunError` when the network cannot be built or run.
+    both come from the same sources. An approximating build is held to the network that it is, and compared with the one that it
+    stands for if `compare_exact` asks for that. Raises `BuildError` and `RunError` when the network cannot be built or run.
     """
     require_library()
     terminal = terminal or Terminal(quiet=True)
@@ -85,7 +94,7 @@ def verify(
             measured = plain.measure(inputs, profile=counts and can_profile(target))
         with terminal.step("Auditing the object code"):
             objects = Objects.of(plain.built, target)
-            audited = audit(module, compilation.facts.quantized, objects, target)
+            audited = audit(module, compilation.facts, objects, target)
             if target.is_cluster:
                 evidence = Evidence(
                     plain.built.binary,
@@ -103,13 +112,28 @@ def verify(
         ]
     with terminal.step("Checking outputs"):
         reference = import_tensor_module(model, compilation.options)
+        exact: Sequence[Value] | None = None
+        if compilation.options.dynamic_activations or compare_exact:
+            exact = run(reference, list(inputs.values()), domain="f64")
+        if compilation.options.dynamic_activations:
+            approximate(reference, compilation.options)
         factor = deviation_factor(compilation.facts.hoisting_factor)
         results = check_outputs(
-            reference, compilation.outputs, inputs, measured.outputs, factor, expected
+            reference, compilation.outputs, inputs, measured.outputs, factor, expected, exact
         )
+    approximation = None
+    if compare_exact and exact is not None:
+        approximation = costs(compilation.outputs, exact, measured.outputs)
     work = None
     if measured.counts is not None:
         work = work_table(records, measured.counts, unit_of(target))
     return Verification(
-        compilation.model, factor, tuple(results), tuple(dispatches), tuple(audited), work
+        compilation.model,
+        factor,
+        tuple(results),
+        tuple(dispatches),
+        tuple(audited),
+        work,
+        compilation.options.dynamic_activations,
+        approximation,
     )

@@ -10,6 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from qfold.tools.approximation import Cost
+from qfold.tools.comparison import OutputResult
 from qfold.tools.terminal import Terminal
 from qfold.tools.verify import Verification
 from qfold.tools.work import WorkTable
@@ -23,6 +25,26 @@ _LARGEST = 12
 
 def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.3g}"
+
+
+def _steps(differing: int, largest: float) -> str:
+    """How integers compare: `bit-exact`, or how many differ and by how much."""
+    return "bit-exact" if not differing else f"{differing:,} differ, by up to {_number(largest)}"
+
+
+def _integer_bound(bound: float) -> str:
+    return "exact" if bound == 0 else _number(bound)
+
+
+def _golden_cells(output: OutputResult) -> list[str]:
+    """How an output compares with what was expected, and how far off it might be."""
+    golden = output.golden
+    if golden is None:
+        return ["", ""]
+    if output.is_integer:
+        return [_steps(golden.differing, golden.error), _integer_bound(golden.bound)]
+    equal = "bit-exact" if not golden.differing else _number(golden.error)
+    return [equal, _number(golden.bound)]
 
 
 def _mark(ok: bool) -> Text:
@@ -39,16 +61,22 @@ def _table(title: str, *columns: str) -> Table:
 def print_verification(result: Verification, terminal: Terminal) -> None:
     """What passed and what failed, and by how much."""
     golden = any(o.golden for o in result.outputs)
-    columns = ["output", "max error", "f32 reference's own", "bound", "ratio", ""]
+    columns = ["output", "elements", "max error", "f32 reference's own", "bound", "ratio", ""]
     if golden:
-        columns[5:5] = ["to expected", "bound"]
+        columns[6:6] = ["to expected", "bound"]
     table = _table("Outputs, against float64 end to end", *columns)
     for o in result.outputs:
-        cells = [_number(o.error), _number(o.reference_error), _number(o.bound), f"{o.ratio:.3f}"]
+        if o.is_integer:
+            cells = [_steps(o.differing, o.error), "", _integer_bound(o.bound), ""]
+        else:
+            cells = [_number(n) for n in (o.error, o.reference_error, o.bound)] + [f"{o.ratio:.3f}"]
         if golden:
-            cells += [_number(o.golden.error), _number(o.golden.bound)] if o.golden else ["", ""]
-        table.add_row(Text(o.name), *cells, _mark(o.ok))
+            cells += _golden_cells(o)
+        table.add_row(Text(o.name), f"{o.elements:,} {o.element_type}", *cells, _mark(o.ok))
     terminal.out.print(table)
+
+    if result.approximation is not None:
+        _print_costs(result.approximation, terminal)
 
     ranked = sorted(result.dispatches, key=lambda d: (d.ok, -d.ratio))
     failed = sum(not d.ok for d in ranked)
@@ -67,12 +95,22 @@ def print_verification(result: Verification, terminal: Terminal) -> None:
         table.add_row(
             Text(f"{d.ordinal} {d.symbol} {d.operand}"),
             Text(_nodes(d.nodes)),
-            _number(d.error),
-            _number(d.bound),
-            f"{d.ratio:.3f}",
+            *(
+                ("bit-exact", "exact", "")
+                if d.exact == d.elements
+                else (_number(d.error), _number(d.bound), f"{d.ratio:.3f}")
+            ),
             _mark(d.ok),
         )
     terminal.out.print(table)
+    elements = sum(d.elements for d in result.dispatches)
+    exact = sum(d.exact for d in result.dispatches)
+    if exact:
+        calls = sum(d.exact == d.elements for d in result.dispatches)
+        terminal.line(
+            f"bit-exact: {exact:,} of {elements:,} numbers that kernel calls wrote are integers that may not be off at all; "
+            f"{calls} of {len(ranked)} calls wrote nothing else"
+        )
 
     if result.work is not None:
         _print_work(result.work, terminal)
@@ -85,16 +123,55 @@ def print_verification(result: Verification, terminal: Terminal) -> None:
     for a in result.audit:
         for problem in a.problems:
             terminal.line(f"{a.check}: {problem}", "red")
-    if golden:
+    if any(o.golden and o.golden.differing and not o.is_integer for o in result.outputs):
         terminal.line(
             "The expected outputs are float results themselves: they may be off as far as an output may, hence twice the bound."
         )
-    terminal.line(
-        f"bound = {result.factor:.3g} x the f32 reference's own distance from float64, and a few ulp; see docs/numerics.md",
-        "dim",
-    )
+    if not all(o.is_integer for o in result.outputs):
+        terminal.line(
+            f"bound = {result.factor:.3g} x the f32 reference's own distance from float64, and a few ulp; see docs/numerics.md",
+            "dim",
+        )
+    if result.approximates:
+        terminal.line(
+            "An approximating build: compared with the approximation in float64, whose distance from the exact network is in the "
+            "bound twice.",
+            "dim",
+        )
     verdict = "verified" if result.ok else "NOT verified"
     terminal.line(f"{result.model}: {verdict}", "bold green" if result.ok else "bold red")
+
+
+def _print_costs(costs: Sequence[Cost], terminal: Terminal) -> None:
+    """What the approximation costs, an output a row."""
+    table = _table(
+        "Cost of the approximation: outputs against the exact network in float64",
+        "output",
+        "max error",
+        "of its range",
+        "RMS error",
+        "SNR, dB",
+        "largest score agrees",
+    )
+    for c in costs:
+        agreement = ""
+        if c.agreement is not None:
+            agreement = f"{c.agreement.agree} of {c.agreement.vectors}"
+        table.add_row(
+            Text(c.name),
+            _number(c.error),
+            f"{c.relative:.3%}",
+            _number(c.rms),
+            f"{c.snr:.1f}",
+            agreement,
+        )
+    terminal.out.print(table)
+    for c in costs:
+        if c.lost:
+            terminal.line(
+                f"{c.name}: {c.lost} of {c.elements} elements are finite in one of the two only",
+                "yellow",
+            )
 
 
 def _print_work(work: WorkTable, terminal: Terminal) -> None:
@@ -181,7 +258,7 @@ def verification_json(result: Verification) -> dict[str, Any]:
 
     return {
         "schema": "qfold-verification",
-        "version": 1,
+        "version": 2,
         "model": result.model,
         "ok": result.ok,
         "factor": result.factor,
@@ -189,4 +266,8 @@ def verification_json(result: Verification) -> dict[str, Any]:
         "dispatches": [plain({**asdict(d), "ok": d.ok}) for d in result.dispatches],
         "audit": [plain({**asdict(a), "ok": a.ok}) for a in result.audit],
         "work": None if result.work is None else plain(_work_json(result.work)),
+        "approximates": result.approximates,
+        "approximation": None
+        if result.approximation is None
+        else [plain(asdict(c)) for c in result.approximation],
     }

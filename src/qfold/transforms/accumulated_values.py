@@ -18,26 +18,34 @@ from xdsl.rewriter import InsertPoint
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import i32, integer_range
+from qfold.dialects.element_types import i8, i32, integer_range, ui8
 from qfold.dialects.qmm import QuantAttr
-from qfold.ir.builder import TensorBuilder
+from qfold.ir.builder import ScalarBuilder, TensorBuilder
 from qfold.ir.constants import constant_array
 from qfold.ir.fusion import is_producer
 from qfold.ir.generics import indexing_maps, is_identity
 from qfold.ir.locations import fuse_locations
 from qfold.ir.quantized import constant_quant, is_view, permutation_of
 from qfold.transforms.qmm_check_accumulators import Range
+from qfold.transforms.quantization_scalars import widened
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
+STORAGE = (i8, ui8)
+"""What integers between two contractions are stored as."""
+
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
+"""Between these an f32 product of two scales, and what it multiplies, neither over- nor underflows."""
+
 _LARGEST_CONSTANT = 1 << 24
 """Constants are laid out along an accumulator up to this many elements."""
 
-ADD, MULTIPLY, MAXIMUM, MINIMUM = "add", "multiply", "maximum", "minimum"
+ADD, MULTIPLY, DIVIDE, MAXIMUM, MINIMUM = "add", "multiply", "divide", "maximum", "minimum"
 _KINDS: dict[type[Operation], str] = {
     arith.AddfOp: ADD,
     arith.MulfOp: MULTIPLY,
+    arith.DivfOp: DIVIDE,
     arith.MaximumfOp: MAXIMUM,
     arith.MinimumfOp: MINIMUM,
 }
@@ -59,9 +67,9 @@ class Steps:
     steps: tuple[Step, ...]
 
     def split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """(the steps up to the last sum or product, the bounds after it)."""
+        """(the steps up to the last sum, product or quotient, the bounds after it)."""
         last = max(
-            (i + 1 for i, s in enumerate(self.steps) if s.kind in (ADD, MULTIPLY)), default=0
+            (i + 1 for i, s in enumerate(self.steps) if s.kind not in (MAXIMUM, MINIMUM)), default=0
         )
         return self.steps[:last], self.steps[last:]
 
@@ -89,7 +97,7 @@ def _constant_floats(value: SSAValue) -> Array | None:
     return None
 
 
-def _along_loops(array: Array, map_: AffineMap) -> Array | None:
+def along_loops(array: Array, map_: AffineMap) -> Array | None:
     """A constant that is read through `map_`, laid out along the loops; None for reads that are not plain."""
     loops: list[int] = []
     for d, expression in enumerate(map_.results):
@@ -123,7 +131,7 @@ def steps_of(op: linalg.GenericOp) -> Steps | None:
     def constant_of(value: SSAValue) -> Array | None:
         if isinstance(value, BlockArgument):
             array = _constant_floats(op.inputs[value.index])
-            return None if array is None else _along_loops(array, reads[value.index])
+            return None if array is None else along_loops(array, reads[value.index])
         owner = value.owner
         if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, FloatAttr):
             return np.full([1] * written.num_dims, owner.value.value.data, np.float32)
@@ -142,7 +150,7 @@ def steps_of(op: linalg.GenericOp) -> Steps | None:
         constants = (constant_of(left), constant_of(right))
         if constants[1] is not None and constants[0] is None:
             constant, value = constants[1], left
-        elif constants[0] is not None and constants[1] is None:
+        elif constants[0] is not None and constants[1] is None and kind != DIVIDE:
             constant, value = constants[0], right
         else:
             return None
@@ -186,7 +194,7 @@ def compressed(array: Array) -> Array:
     return array
 
 
-def _without_leading_ones(array: Array) -> Array:
+def without_leading_ones(array: Array) -> Array:
     shape = list(array.shape)
     while shape and shape[0] == 1:
         del shape[0]
@@ -247,9 +255,12 @@ class AccumulatedValues:
     def _after(
         self, op: linalg.GenericOp, source: SSAValue, steps: Sequence[Step]
     ) -> Accumulated | None:
-        if not all(s.kind in (ADD, MULTIPLY) for s in steps):
+        if any(s.kind in (MAXIMUM, MINIMUM) for s in steps):
             return None
         found = self.of(source)
+        if found is None and steps and isinstance(source.owner, qmm.DequantizeOp):
+            builder = TensorBuilder(InsertPoint.before(op), source.owner.location)
+            found = difference(source.owner, builder)
         if found is None:
             return None
         for step in steps:
@@ -257,19 +268,47 @@ class AccumulatedValues:
             if constant is None:
                 return None
             found = (
-                _scaled(found, constant)
-                if step.kind == MULTIPLY
-                else _with_bias(found, constant, op)
+                _with_bias(found, constant, op)
+                if step.kind == ADD
+                else _scaled(found, constant, divide=step.kind == DIVIDE)
             )
             if found is None:
                 return None
         return replace(found, made_of=(*found.made_of, op)) if steps else found
 
 
-def _scaled(value: Accumulated, factor: Array) -> Accumulated | None:
+def tensor_quant(op: qmm.DequantizeOp) -> QuantAttr | None:
+    """The parameters of integers that work between contractions may be done on: of 8 bits, constant, per tensor; else None."""
+    quant = constant_quant(op, op.q)
+    if quant is None or quant.granularity != "tensor" or quant.storage not in STORAGE:
+        return None
+    if quant.scale.is_elided or not SMALLEST_SCALE < quant.scales < LARGEST_SCALE:
+        return None
+    return quant
+
+
+def difference(op: qmm.DequantizeOp, builder: TensorBuilder) -> Accumulated | None:
+    """`q - zero_point` in i32, an accumulator of one product by 1; None unless quantised per tensor, by constants."""
+    quant = tensor_quant(op)
+    if quant is None:
+        return None
+    zero = int(quant.zero_points)
+    low, high = integer_range(quant.storage)
+
+    def body(b: ScalarBuilder, e: Sequence[SSAValue]) -> SSAValue:
+        wide = widened(b, e[0], quant.storage)
+        return b(arith.SubiOp, wide, b.constant(zero, i32)) if zero else wide
+
+    wide = builder.elementwise([op.q], i32, body)
+    scale = quant.scales.astype(np.float64).reshape([1] * len(shape_of(op.q)))
+    return Accumulated(wide, scale, Range(low - zero, high - zero))
+
+
+def _scaled(value: Accumulated, factor: Array, *, divide: bool) -> Accumulated | None:
     if not (np.isfinite(factor).all() and (factor > 0).all()):
         return None
-    return replace(value, scale=value.scale * factor.astype(np.float64))
+    wide = factor.astype(np.float64)
+    return replace(value, scale=value.scale / wide if divide else value.scale * wide)
 
 
 def _with_bias(value: Accumulated, bias: Array, op: Operation) -> Accumulated | None:
@@ -292,7 +331,7 @@ def _with_bias(value: Accumulated, bias: Array, op: Operation) -> Accumulated | 
         return None
     builder = TensorBuilder(InsertPoint.before(op), op.location)
     total = builder.elementwise(
-        [value.accumulator, builder.constant(_without_leading_ones(integers), i32)],
+        [value.accumulator, builder.constant(without_leading_ones(integers), i32)],
         i32,
         lambda b, e: b(arith.AddiOp, e[0], e[1]),
         shape=shape_of(value.accumulator),
@@ -311,7 +350,7 @@ def dequantized_accumulator(value: Accumulated, builder: TensorBuilder) -> SSAVa
             lambda b, e: b(arith.MulfOp, b(arith.SIToFPOp, e[0], f32), b.constant(factor, f32)),
         )
     return builder.elementwise(
-        [value.accumulator, builder.constant(_without_leading_ones(scale), f32)],
+        [value.accumulator, builder.constant(without_leading_ones(scale), f32)],
         f32,
         lambda b, e: b(arith.MulfOp, b(arith.SIToFPOp, e[0], f32), e[1]),
     )

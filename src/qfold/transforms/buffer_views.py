@@ -7,7 +7,14 @@ from math import prod
 from typing import cast
 
 from xdsl.dialects import memref
-from xdsl.dialects.builtin import DenseArrayBase, MemRefType, NoneAttr, i64
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    IntegerAttr,
+    IntegerType,
+    MemRefType,
+    NoneAttr,
+    i64,
+)
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from qfold.ir.builder import reassociation, reassociation_attr
@@ -50,6 +57,23 @@ def view_ops(whole: SSAValue, layout: Layout, space: int) -> list[Operation]:
     ]
 
 
+def collapses(value: SSAValue, shape: Sequence[int]) -> bool:
+    """Whether a memref can be seen with consecutive dimensions joined, as `shape` has it: its groups and its strides allow it."""
+    type_ = cast(MemRefType[Attribute], value.type)
+    grouped = bool(reassociation(type_.get_shape(), shape))
+    return grouped and Layout.of(type_).reshaped(shape) is not None
+
+
+def collapse(value: SSAValue, shape: Sequence[int]) -> memref.CollapseShapeOp:
+    """The view of which `collapses` tells."""
+    type_ = cast(MemRefType[Attribute], value.type)
+    groups, layout = reassociation(type_.get_shape(), shape), Layout.of(type_).reshaped(shape)
+    assert groups is not None
+    assert layout is not None
+    space = cast("IntegerAttr[IntegerType]", type_.memory_space).value.data
+    return _collapse(value, groups, layout.memref_type(type_.element_type, space))
+
+
 def _reshape(
     whole: SSAValue, shape: tuple[int, ...], type_: MemRefType[Attribute]
 ) -> list[Operation]:
@@ -68,7 +92,7 @@ def _reshape(
 
 def _collapse(
     source: SSAValue, groups: Sequence[Sequence[int]], type_: MemRefType[Attribute]
-) -> Operation:
+) -> memref.CollapseShapeOp:
     return memref.CollapseShapeOp(
         operands=[source],
         result_types=[type_],

@@ -221,12 +221,13 @@ class ConvLoops:
         op: qmm.ConvOp | qmm.DequantConvOp | qmm.QuantConvOp | qmm.WindowSumOp,
         builder: TensorBuilder,
         x: SSAValue | None = None,
+        padding: int = 0,
     ) -> ConvLoops:
-        """`x`: what takes the place of the op's, where padding is not 0 in that."""
+        """`x`: what takes the place of the op's, where padding is not 0 in that but `padding`."""
         groups, strides, pads, dilations = window_of(op)
         rank = len(strides)
         low, high = pads[:rank], pads[rank:]
-        x = builder.pad(op.x if x is None else x, [0, 0, *low], [0, 0, *high], 0.0)
+        x = builder.pad(op.x if x is None else x, [0, 0, *low], [0, 0, *high], padding)
         n, c, *spatial = shape_of(x)
         x = builder.reshape(x, [n, groups, c // groups, *spatial])
         channels = 0 if isinstance(op, qmm.WindowSumOp) else 1

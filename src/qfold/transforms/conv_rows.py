@@ -6,37 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import int_array, ints, shape_of, window_of
+from qfold.dialects.contraction import WORD_WINDOWS, int_array, ints, shape_of, window_of
 from qfold.ir.operands import named_operands
 from qfold.targets import Target
-from qfold.transforms.conv_tiling import Convolution, with_groups
+from qfold.transforms.conv_tiling import Convolution, reads_words, with_groups, word_cycles
 from qfold.transforms.matmul_tiles import operand_cycles, pieces, size_choices
 from qfold.transforms.staging import Operand, Range, Stage
 from qfold.transforms.tile_sequence import Buffers, Use, Work, write_tiles
 from qfold.transforms.tiled_symbols import tiled_symbol
-from qfold.transforms.tiling_cost import CALL, CORE_CYCLES_PER_MAC, largest_share
+from qfold.transforms.tiling_cost import CALL, CORE_CYCLES_PER_MAC, balanced, largest_share
+from qfold.transforms.window_spans import Sliding, Span
 from qfold.transforms.work_split import conv_split
 
 _MOST_TILES = 32
 """Tiles of rows are written one by one: more than this are not."""
 _BATCH, _CHANNEL, _ROW, _INPUT_ROW = "b", "m", "r", "x"
 _ROLES = (_BATCH, _CHANNEL, _ROW)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A tile of output rows, and the input rows that it needs: those that exist, and how many padding stands for."""
-
-    first: int
-    count: int
-    input_first: int
-    input_count: int
-    before: int
-    after: int
 
 
 @dataclass(frozen=True)
@@ -55,23 +45,23 @@ class ConvRowStaging:
             ints(op.kernel_shape) if isinstance(op, qkernel.WindowSumOp) else shape_of(op.w)[2:]
         )
         self._kernel = tuple(kernel)
+        self._words = reads_words(op, target)
         self._depthwise = self._groups > 1 and (
             self._groups == shape_of(op.x)[1] == shape_of(op.y)[1]
         )
 
-    def _rows(self, size: int) -> list[Rows]:
+    def _rows(self, size: int) -> list[Span]:
         """The tiles of `size` output rows."""
-        stride, before, dilation = self._strides[0], self._pads[0], self._dilations[0]
-        extent = shape_of(self._op.x)[2]
-        reach = (self._kernel[0] - 1) * dilation + 1
-        tiles: list[Rows] = []
-        for first in range(0, shape_of(self._op.y)[2], size):
-            count = min(size, shape_of(self._op.y)[2] - first)
-            low = first * stride - before
-            high = low + (count - 1) * stride + reach
-            start, stop = max(low, 0), min(high, extent)
-            tiles.append(Rows(first, count, start, stop - start, start - low, high - stop))
-        return tiles
+        inputs, outputs = shape_of(self._op.x)[2], shape_of(self._op.y)[2]
+        rows = Sliding(
+            inputs,
+            outputs,
+            self._kernel[0],
+            self._strides[0],
+            self._pads[0],
+            self._dilations[0],
+        )
+        return rows.spans(size)
 
     def _operands(self, stage: Stage) -> list[tuple[Operand, str]] | None:
         """Each operand with its name; None when an epilogue operand is read at indices that are computed."""
@@ -125,7 +115,7 @@ class ConvRowStaging:
         )
         return used <= self._target.scratchpad_bytes and all(o.moves(sizes) for o, _ in operands)
 
-    def _sizes(self, channels: int, rows: Rows) -> dict[str, int]:
+    def _sizes(self, channels: int, rows: Span) -> dict[str, int]:
         return {_BATCH: 1, _CHANNEL: channels, _ROW: rows.count, _INPUT_ROW: rows.input_count}
 
     def _cycles(self, tiles: ConvTiles, operands: Sequence[tuple[Operand, str]]) -> int:
@@ -136,8 +126,7 @@ class ConvRowStaging:
             for rows in self._rows(tiles.rows):
                 sizes = self._sizes(size, rows)
                 counts = (size, rows.count, *rest)
-                share = largest_share(counts, conv_split(counts, self._target.cores))
-                work = CALL + share * taps * CORE_CYCLES_PER_MAC
+                work = CALL + self._work(counts, taps)
                 moved = sum(
                     operand_cycles(o, sizes) for o, _ in operands if o.depends_on(_ROW, _INPUT_ROW)
                 )
@@ -147,6 +136,13 @@ class ConvRowStaging:
                 operand_cycles(o, whole) for o, _ in operands if not o.depends_on(_ROW, _INPUT_ROW)
             )
         return batch * cycles
+
+    def _work(self, counts: tuple[int, ...], taps: int) -> int:
+        cores = self._target.cores
+        if self._words:
+            divided = balanced((*counts[:-1], 1), cores)
+            return largest_share(counts, divided) * word_cycles(self._op)
+        return largest_share(counts, conv_split(counts, cores)) * taps * CORE_CYCLES_PER_MAC
 
     def write(self, stage: Stage, tiles: ConvTiles) -> None:
         operands = self._operands(stage)
@@ -184,13 +180,13 @@ class ConvRowStaging:
                 _INPUT_ROW: Range(rows.input_first, rows.input_count),
             }
 
-            def work(buffers: Buffers, _: Mapping[str, Range], rows: Rows = rows) -> None:
+            def work(buffers: Buffers, _: Mapping[str, Range], rows: Span = rows) -> None:
                 known = {**staying, **buffers}
                 self._call(stage, [known[o] for o, _ in operands], rows)
 
             yield here, work
 
-    def _call(self, stage: Stage, buffers: Sequence[SSAValue], rows: Rows) -> None:
+    def _call(self, stage: Stage, buffers: Sequence[SSAValue], rows: Span) -> None:
         def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
             copy = self._op.clone()
             copy.operands = values
@@ -201,6 +197,8 @@ class ConvRowStaging:
             pads[0], pads[rank] = rows.before, rows.after
             copy.properties["pads"] = int_array(pads)
             with_groups(copy)
+            if self._words:
+                copy.attributes[WORD_WINDOWS] = UnitAttr()
             return [copy]
 
         stage.call(tiled_symbol, buffers, make)

@@ -22,7 +22,7 @@ from xdsl.rewriter import InsertPoint
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import i8, integer_range, is_unsigned, signless, ui8
+from qfold.dialects.element_types import integer_range, is_unsigned, signless
 from qfold.dialects.qmm import QuantAttr
 from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.constants import constant_array
@@ -35,13 +35,11 @@ from qfold.transforms.accumulated_values import (
     Accumulated,
     AccumulatedValues,
     Step,
+    difference,
     replayed,
     requantized_accumulator,
     steps_of,
 )
-
-STORAGE = (i8, ui8)
-"""What the values between are stored as."""
 
 _LONGEST = 100
 """Values that a chain may consist of: it is written by recursion."""
@@ -126,7 +124,7 @@ class IntegerChains:
 
     def quantized(self, op: qmm.QuantizeOp, quant: QuantAttr) -> SSAValue | None:
         """The result of a quantise as the result of work on integers; None where floats are needed."""
-        if not any(self._is_integer(start, quant) for start in self._starts(op.x)):
+        if not any(self._is_integer(start) for start in self._starts(op.x)):
             return None
         return self._write(op.x, Chain.of(quant), InsertPoint.before(op), (op.location,))
 
@@ -140,11 +138,11 @@ class IntegerChains:
         chain = Chain.of(quant, exact=True)
         return self._write(value, chain, InsertPoint.before(before), ())
 
-    def _is_integer(self, start: SSAValue, quant: QuantAttr) -> bool:
-        """Whether a start is an accumulator or has these parameters: without any such there is nothing to gain."""
+    def _is_integer(self, start: SSAValue) -> bool:
+        """Whether a start is an accumulator, or dequantised at run time: without any such there is nothing to gain."""
         op = start.owner
         if isinstance(op, qmm.DequantizeOp):
-            return constant_array(op.q) is None and constant_quant(op, op.q) == quant
+            return constant_array(op.q) is None and constant_quant(op, op.q) is not None
         return self._accumulated(start) is not None
 
     def _accumulated(self, value: SSAValue) -> Accumulated | None:
@@ -229,12 +227,13 @@ class IntegerChains:
         quant = constant_quant(op, op.q)
         if quant is None:
             return None
-        if quant == chain.quant:
-            integers: SSAValue = op.q
-        elif chain.exact or quant.granularity != "tensor":
-            return None
-        else:
-            integers = builder.insert(qmm.QuantizeOp(op.result, chain.quant)).result
+        if quant != chain.quant:
+            # Of other parameters: the difference from the zero point is an accumulator.
+            value = None if chain.exact else difference(op, builder)
+            if value is None:
+                return None
+            return requantized_accumulator(value, chain.quant, chain.low, chain.high, builder)
+        integers: SSAValue = op.q
         if (chain.low, chain.high) == integer_range(chain.quant.storage) or 0 in shape_of(integers):
             return integers
         return builder.elementwise(
@@ -304,7 +303,7 @@ class IntegerChains:
                         return requantized_accumulator(
                             start, inner.quant, inner.low, inner.high, builder
                         )
-        return self._picks(op, chain, at, outer) if _picks_elements(op) else None
+        return self._picks(op, chain, at, outer) if picks_elements(op) else None
 
     def _picks(
         self,
@@ -372,7 +371,7 @@ def _sources(value: SSAValue) -> list[SSAValue]:
         return [op.operands[0]]
     if isinstance(op, tensor.InsertSliceOp):
         return [op.source, op.dest]
-    if isinstance(op, linalg.GenericOp) and _picks_elements(op):
+    if isinstance(op, linalg.GenericOp) and picks_elements(op):
         values = [*op.inputs, *op.outputs]
         return [
             v for v, a in zip(values, op.body.block.args, strict=True) if a.first_use is not None
@@ -396,7 +395,7 @@ def _clamped(b: ScalarBuilder, q: SSAValue, chain: Chain) -> SSAValue:
     return q
 
 
-def _picks_elements(op: linalg.GenericOp) -> bool:
+def picks_elements(op: linalg.GenericOp) -> bool:
     """Whether each result of the body is one of the elements that it reads, or the larger or smaller of such."""
     block = op.body.block
     for inside in block.ops:

@@ -82,13 +82,13 @@ def expand_quant_matmul(op: qmm.QuantMatmulOp, builder: TensorBuilder) -> SSAVal
 
 
 def expand_quant_conv(op: qmm.QuantConvOp, builder: TensorBuilder) -> SSAValue:
-    """The accumulator of a convolution of integers. Padding is written out as differences of 0, in i32."""
+    """The accumulator of a convolution of integers. Padding is written out in i32: as differences of 0, or as `pad_value`."""
     groups, _, pads, _ = window_of(op)
     x, zero = op.x, op.x_zero_point
     if any(pads):
         x = _centred(op.x, op.x_zero_point, builder)
         zero = None
-    window = ConvLoops.of(op, builder, x)
+    window = ConvLoops.of(op, builder, x, op.padding or 0)
     n, channels, *spatial = shape_of(op.result)
     grouped = [n, groups, channels // groups, *spatial]
     m, *rest = shape_of(op.w)

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Operation, SSAValue
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import EpilogueOperation, shape_of, type_of
+from qfold.dialects.contraction import EpilogueOperation, ints, shape_of, type_of
 from qfold.ir.locations import location_names
 
 _NAME_LENGTH = 64
@@ -136,6 +136,23 @@ def _row_sum(op: qkernel.RowSumOp) -> str:
     return f"row_sum_{_dims(shape_of(op.a))}"
 
 
+def _pack_bytes(op: qkernel.PackBytesOp) -> str:
+    layout = "nk" if op.transpose_b is not None else "kn"
+    return f"pack_bytes_{_element(op.w)}_{layout}_{_dims(op.weight_shape)}"
+
+
+def _pack_window(op: qkernel.PackWindowOp) -> str:
+    return f"pack_window_{_element(op.x)}_{_dims(shape_of(op.x))}_{_dims(ints(op.kernel_shape))}"
+
+
+def _packed_quant_matmul(op: qkernel.PackedQuantMatmulOp) -> str:
+    (m, k), n = shape_of(op.a), shape_of(op.y)[1]
+    return (
+        f"packed_quant_matmul_{_element(op.a)}_{_element(op.p)}_{_dims((m, k, n))}"
+        f"{_integer_suffix(op)}"
+    )
+
+
 _CONTRACTION_NAMES: dict[type[Operation], Callable[[Any], str]] = {
     qkernel.MatmulOp: _matmul,
     qkernel.DequantMatmulOp: _dequant_matmul,
@@ -147,4 +164,7 @@ _CONTRACTION_NAMES: dict[type[Operation], Callable[[Any], str]] = {
     qkernel.PackOp: _pack,
     qkernel.PackedMatmulOp: _packed_matmul,
     qkernel.RowSumOp: _row_sum,
+    qkernel.PackBytesOp: _pack_bytes,
+    qkernel.PackWindowOp: _pack_window,
+    qkernel.PackedQuantMatmulOp: _packed_quant_matmul,
 }

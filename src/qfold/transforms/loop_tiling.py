@@ -285,6 +285,8 @@ def loop_work(ops: Sequence[Operation], scratch: Set[SSAValue] = frozenset()) ->
             extents = loop_extents(indexing_maps(op), [shape_of(v) for v, _ in accesses(op)])
             inputs = sum(1 for a in op.body.block.args[: len(op.inputs)] if a.uses)
             loads += prod(extents or ()) * (inputs + len(list(loaded(op))))
+            # A scalar op takes one cycle, half of what a load is taken for.
+            loads += prod(extents or ()) * len(op.body.block.ops) // LOAD
             loads += prod(shape_of(op.outputs[0]))
         elif isinstance(op, linalg.FillOp) and not generics:
             loads += prod(shape_of(op.outputs[0]))

@@ -11,10 +11,14 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 
 from qfold.dialects import qkernel
 from qfold.dialects.contraction import shape_of
+from qfold.dialects.qkernel import PANEL
+from qfold.dialects.qkernel.packed_integers import STEPS
 from qfold.ir.layouts import Layout
 from qfold.transforms.staging import Operand, Stage
 
-Matmul = qkernel.MatmulOp | qkernel.DequantMatmulOp
+Matmul = (
+    qkernel.MatmulOp | qkernel.DequantMatmulOp | qkernel.QuantMatmulOp | qkernel.PackedQuantMatmulOp
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,19 @@ class Problem:
     y: Operand
     scale: Operand | None
     zero_point: Operand | None
-    row_sum: Operand | None
+    """Of the weight."""
+    per_row: tuple[tuple[str, Operand], ...]
+    """Named operands of the op with an element per row of `a`."""
     epilogue: tuple[Operand, ...]
 
     @property
     def transposed(self) -> bool:
-        return self.op.transpose_b is not None
+        return not self.panels and _transposed(self.op)
+
+    @property
+    def panels(self) -> bool:
+        """Whether the weight is packed in L2 already. `w` then has columns, as many as panels have, for rows."""
+        return isinstance(self.op, qkernel.PackedQuantMatmulOp)
 
     @property
     def block(self) -> int | None:
@@ -73,7 +84,6 @@ def problem_of(op: Matmul, stage: Stage) -> Problem | None:
     *batch, m, n = shape_of(op.y)
     if 0 in (*batch, m, n) or 0 in shape_of(op.a) or list(op.operands).count(op.y) > 1:
         return None
-    matrix = op.w if isinstance(op, qkernel.DequantMatmulOp) else op.b
     k = shape_of(op.a)[-1]
     dims: list[str | int] = [0 if size == 1 else f"b{d}" for d, size in enumerate(batch)]
 
@@ -84,7 +94,13 @@ def problem_of(op: Matmul, stage: Stage) -> Problem | None:
         return Operand(stage.argument(value), (*roles, *last))
 
     a, y = operand(op.a, "m", "k"), operand(op.y, "m", "n")
-    w = operand(matrix, *(("n", "k") if op.transpose_b is not None else ("k", "n")))
+    if not isinstance(op, FLOATS):
+        a = replace(a, row_alignment=STEPS)
+    if isinstance(op, qkernel.PackedQuantMatmulOp):
+        w = panels_by_column(op.p, stage)
+    else:
+        matrix = op.w if isinstance(op, qkernel.DequantMatmulOp) else op.b
+        w = operand(matrix, *(("n", "k") if _transposed(op) else ("k", "n")))
     names = [*dims, "m", "n"]
     extents = [*batch, m, n]
     epilogue: list[Operand] = []
@@ -93,7 +109,15 @@ def problem_of(op: Matmul, stage: Stage) -> Problem | None:
         if roles is None:
             return None
         epilogue.append(Operand(stage.argument(value), roles))
-    scale = zero_point = row_sum = None
+    scale = zero_point = None
+    per_row: list[tuple[str, Operand]] = []
+    if isinstance(op, qkernel.QuantMatmulOp):
+        if op.a_zero_point is not None:
+            last = ("m",) if shape_of(op.a_zero_point) else ()
+            per_row.append(("a_zero_point", operand(op.a_zero_point, *last)))
+        if op.b_zero_point is not None:
+            last = ("n",) if shape_of(op.b_zero_point) else ()
+            zero_point = Operand(stage.argument(op.b_zero_point), last)
     if isinstance(op, qkernel.DequantMatmulOp):
         last = () if not shape_of(op.scale) else ("n",)
         if op.block is not None:
@@ -102,15 +126,33 @@ def problem_of(op: Matmul, stage: Stage) -> Problem | None:
         if op.zero_point is not None:
             zero_point = Operand(stage.argument(op.zero_point), last)
         if op.row_sum is not None:
-            row_sum = operand(op.row_sum, *(("m",) if op.block is None else ("m", "block")))
+            last = ("m",) if op.block is None else ("m", "block")
+            per_row.append(("row_sum", operand(op.row_sum, *last)))
     loops = [
         Batch(role, extent, role in w.roles)
         for role, extent in zip(names[:-2], extents[:-2], strict=True)
         if isinstance(role, str)
     ]
     loops.sort(key=lambda b: not b.weight)
-    made = Problem(op, m, k, n, tuple(loops), a, w, y, scale, zero_point, row_sum, tuple(epilogue))
+    made = Problem(
+        op, m, k, n, tuple(loops), a, w, y, scale, zero_point, tuple(per_row), tuple(epilogue)
+    )
     return _collapsed(made, stage)
+
+
+FLOATS = qkernel.MatmulOp | qkernel.DequantMatmulOp
+
+
+def _transposed(op: Matmul) -> bool:
+    return not isinstance(op, qkernel.PackedQuantMatmulOp) and op.transpose_b is not None
+
+
+def panels_by_column(p: SSAValue, stage: Stage) -> Operand:
+    """Panels [P, words, 4, 4] in L2 as a matrix with a row per column: a tile of columns is a tile of its rows."""
+    panels, words, _, _ = shape_of(p)
+    matrix = stage.reshape(stage.argument(p), [panels * PANEL, words * STEPS])
+    matrix.name_hint = "p"
+    return Operand(matrix, ("n", "k"), unit=PANEL)
 
 
 def _roles(map_: AffineMap, names: Sequence[str | int]) -> tuple[str | int, ...] | None:
@@ -133,9 +175,7 @@ def _collapsed(problem: Problem, stage: Stage) -> Problem:
     if not own:
         return problem
     merged = (*own, "m")
-    operands = [problem.a, problem.y, *problem.epilogue]
-    if problem.row_sum is not None:
-        operands.append(problem.row_sum)
+    operands = [problem.a, problem.y, *problem.epilogue, *(o for _, o in problem.per_row)]
     steps: list[Callable[[], Operand]] = []
     for operand in operands:
         step = _merge(operand, merged, stage)
@@ -145,6 +185,7 @@ def _collapsed(problem: Problem, stage: Stage) -> Problem:
     new = [step() for step in steps]
     a, y, *rest = new
     epilogue = tuple(rest[: len(problem.epilogue)])
+    per_row = rest[len(problem.epilogue) :]
     m = problem.m
     for b in problem.matrices(weight=False):
         m *= b.extent
@@ -155,7 +196,7 @@ def _collapsed(problem: Problem, stage: Stage) -> Problem:
         a=a,
         y=y,
         epilogue=epilogue,
-        row_sum=None if problem.row_sum is None else rest[-1],
+        per_row=tuple((name, o) for (name, _), o in zip(problem.per_row, per_row, strict=True)),
     )
 
 
@@ -181,4 +222,4 @@ def _merge(operand: Operand, merged: Sequence[str], stage: Stage) -> Callable[[]
     if Layout.of(operand.type).reshaped(sizes) is None:
         return None
     new_roles = (*roles[:first], merged[-1], *roles[last + 1 :])
-    return lambda: Operand(stage.collapse(operand.value, groups), new_roles)
+    return lambda: replace(operand, value=stage.collapse(operand.value, groups), roles=new_roles)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 
 from xdsl.dialects.builtin import f32
+from xdsl.ir import Attribute
 
+from qfold.dialects import qkernel
+from qfold.dialects.contraction import EpilogueOperation
 from qfold.dialects.element_types import byte_size
-from qfold.dialects.qkernel import packed_shape
+from qfold.dialects.qkernel import packed_bytes_shape, packed_shape
+from qfold.ir.layouts import Layout
 from qfold.transforms.matmul_operands import Problem
 from qfold.transforms.staging import Operand, aligned
 from qfold.transforms.tiling_cost import (
     BLOCK,
+    BYTE_CYCLES_PER_MAC,
     CALL,
     CORE_CYCLES_PER_MAC,
+    L1_ROW,
     L2_ACCESS,
+    PLAIN_CYCLES_PER_MAC,
+    STORE_INTEGER,
     balanced,
     best_grid,
     blocks,
@@ -29,13 +38,45 @@ _SMALLER = 6
 
 
 @dataclass(frozen=True)
+class Product:
+    """A kernel that multiplies, as far as tiles are concerned."""
+
+    leaf: type[EpilogueOperation]
+    blocks: bool
+    """Whether it works on whole blocks of rows and columns; or on columns, weights being turned into floats for all rows."""
+    cycles: Fraction
+    """Of a core per multiply-accumulate."""
+
+    @property
+    def accumulator(self) -> Attribute:
+        return self.leaf.ACCUMULATOR
+
+    @property
+    def finishes(self) -> int:
+        """Cycles to store an element."""
+        return 0 if self.accumulator == f32 else STORE_INTEGER
+
+
+PACKED_FLOATS = Product(qkernel.PackedMatmulOp, True, Fraction(CORE_CYCLES_PER_MAC))
+STORED_FLOATS = Product(qkernel.DequantMatmulOp, False, Fraction(CORE_CYCLES_PER_MAC))
+PACKED_BYTES = Product(qkernel.PackedQuantMatmulOp, True, BYTE_CYCLES_PER_MAC)
+STORED_BYTES = Product(qkernel.QuantMatmulOp, True, Fraction(PLAIN_CYCLES_PER_MAC))
+
+
+@dataclass(frozen=True)
 class Form:
     """What becomes of a matmul."""
 
-    packed: bool
-    """Weights are made floats once per tile; or read as they are."""
+    packs: bool
+    """Weights are packed once per tile (floats, or bytes by fours); or read as they are."""
     finished: bool
     """The kernel runs the epilogue itself; or a loop nest does, on accumulators in L1."""
+    product: Product
+    """What is summed up, and from what."""
+
+    @property
+    def accumulator(self) -> Attribute:
+        return self.product.accumulator
 
 
 @dataclass(frozen=True)
@@ -57,8 +98,9 @@ class MatmulTiler:
         varying = [*own, "m"]
         loops = [b.role for b in problem.batches] + ["n"]
         operands = list(problem.epilogue)
-        if not form.packed:
-            operands += [o for o in (problem.scale, problem.zero_point, problem.row_sum) if o]
+        if not (form.packs or problem.panels):
+            operands += [o for o in (problem.scale, problem.zero_point) if o]
+            operands += [o for _, o in problem.per_row]
         elif problem.block is None and problem.scale is not None:
             operands.append(problem.scale)
         # What comes twice, such as a scale that is a bias too, is brought once.
@@ -73,7 +115,7 @@ class MatmulTiler:
         """Brought for each tile of the output."""
         self.packing: list[Operand] = []
         """What packing reads besides the weight."""
-        if form.packed:
+        if form.packs:
             self.packing = [
                 o for o in (problem.scale if problem.block else None, problem.zero_point) if o
             ]
@@ -81,7 +123,7 @@ class MatmulTiler:
     @property
     def accumulates_in_place(self) -> bool:
         """Whether accumulators that a loop nest finishes have the place of what it makes of them."""
-        return self.form.finished or self._p.y.element == f32
+        return self.form.finished or self._p.y.element == self.form.accumulator
 
     def passing(self, tiles: Tiles) -> list[Operand]:
         """The operands of each tile of the sequence that goes by, besides the output."""
@@ -109,15 +151,20 @@ class MatmulTiler:
         passing = sets * total([*self.passing(tiles), p.y])
         if not self.accumulates_in_place:
             passing += aligned(4 * tiles.m * tiles.n)
-        packed = aligned(4 * prod(packed_shape(p.k, tiles.n))) if self.form.packed else 0
+        packed = aligned(self._packed_bytes(tiles.n)) if self.form.packs else 0
         stay = total(self.constant) + packed
         if tiles.resident:
             return stay + p.a.tile_bytes(sizes) + passing
         stay += total(self.per_column)
         setup = total([p.w, *(o for o in self.packing if o not in self.per_column)])
-        if self.form.packed:
+        if self.form.packs:
             return stay + max(setup, passing)
         return stay + setup + passing
+
+    def _packed_bytes(self, n: int) -> int:
+        if self.form.product is PACKED_BYTES:
+            return prod(packed_bytes_shape(self._p.k, n))
+        return 4 * prod(packed_shape(self._p.k, n))
 
     def candidates(self) -> list[Tiles]:
         """What fits, best first."""
@@ -133,7 +180,8 @@ class MatmulTiler:
         p = self._p
         counts = (*(b.extent for b in p.batches), p.m, p.n)
         share = largest_share(counts, balanced(counts, self._cores))
-        return CALL + share * p.k * (CORE_CYCLES_PER_MAC + 2 * L2_ACCESS)
+        plain = CORE_CYCLES_PER_MAC if self.form.accumulator == f32 else PLAIN_CYCLES_PER_MAC
+        return CALL + share * p.k * (plain + 2 * L2_ACCESS)
 
     def _all(self) -> Iterator[Tiles]:
         p = self._p
@@ -190,19 +238,25 @@ class MatmulTiler:
         return cycles + (longest if tiles.double else 0)
 
     def _packing_cycles(self, n: int) -> int:
-        return CALL + -(-self._p.k * n // self._cores) if self.form.packed else 0
+        return CALL + -(-self._p.k * n // self._cores) if self.form.packs else 0
 
     def _work(self, m: int, n: int) -> int:
-        if self.form.packed:
-            counts = (blocks(m), blocks(n))
-            share = largest_share(counts, best_grid(*counts, self._cores)) * BLOCK * BLOCK
+        product = self.form.product
+        if product.blocks:
+            share = block_share(m, n, self._cores)
         else:
             # A weight is converted for the rows that it meets.
             share = -(-n // self._cores) * (m + 1)
-        cycles = CALL + share * self._p.k * CORE_CYCLES_PER_MAC
+        cycles = CALL + int(share * (self._p.k * product.cycles + product.finishes))
         if not self.form.finished:
             cycles += CALL + -(-m * n // self._cores)
         return cycles
+
+
+def block_share(m: int, n: int, cores: int) -> int:
+    """Elements of an output of `m` rows and `n` columns that the core with most blocks computes."""
+    counts = (blocks(m), blocks(n))
+    return largest_share(counts, best_grid(*counts, cores)) * BLOCK * BLOCK
 
 
 def size_choices(extent: int, unit: int = BLOCK) -> list[int]:
@@ -225,14 +279,22 @@ def pieces(extent: int, size: int) -> list[tuple[int, int]]:
 
 
 def operand_cycles(operand: Operand, sizes: Mapping[str, int]) -> int:
-    """Cycles to move one tile."""
-    run, whole = 1, True
-    elements = 1
-    shape = operand.type.get_shape()
-    for role, size in reversed(list(zip(operand.roles, shape, strict=True))):
-        tile = min(sizes.get(role, size), size) if isinstance(role, str) else 1
-        elements *= tile
-        if whole:
-            run *= tile
-            whole = tile == size
-    return transfer_cycles(byte_size(operand.element, elements), elements // max(1, run))
+    """Cycles to move one tile, in as many transfers as there are matrices in it."""
+    tile = operand.tile_shape(sizes)
+    dims = [(n, s) for n, s in zip(tile, Layout.of(operand.type).strides, strict=True) if n > 1]
+    run = 1
+    apart = bool(tile) and operand.padded(tile) != tile
+    while dims and dims[-1][1] == run:
+        run *= dims.pop()[0]
+        if apart:
+            break
+    rows = transfers = 1
+    step = 0
+    for size, stride in reversed(dims):
+        if rows == 1 or stride == step * rows:
+            step = step or stride
+            rows *= size
+        else:
+            transfers *= size
+    whole = transfer_cycles(byte_size(operand.element, run * rows), rows)
+    return transfers * whole + (L1_ROW * transfers * rows if apart else 0)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
-from xdsl.dialects.builtin import (
-    AffineMapAttr,
-    ArrayAttr,
-    f32,
-)
-from xdsl.dialects.linalg import ops as linalg
-from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
-from xdsl.ir import Operation, Region, SSAValue
-from xdsl.ir.affine import AffineMap
+from xdsl.dialects.builtin import IntegerType, f32
+from xdsl.ir import Operation, SSAValue
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import WEIGHT_BIAS, EpilogueOperation
-from qfold.dialects.qkernel import packed_shape
+from qfold.dialects.integer_operands import zero_point_type
+from qfold.dialects.qkernel import packed_bytes_shape, packed_shape
 from qfold.ir.generics import cloned_epilogue
 from qfold.targets import Target
 from qfold.transforms.kernel_symbols import symbol_base
+from qfold.transforms.matmul_leafs import Finish, finish_tile, tile_of
 from qfold.transforms.matmul_operands import Batch, Matmul, Problem, problem_of
-from qfold.transforms.matmul_tiles import Form, MatmulTiler, Tiles
+from qfold.transforms.matmul_tiles import (
+    PACKED_BYTES,
+    PACKED_FLOATS,
+    STORED_BYTES,
+    STORED_FLOATS,
+    Form,
+    MatmulTiler,
+    Tiles,
+)
 from qfold.transforms.packing import is_packed
 from qfold.transforms.qmm_select_kernels import finishes
 from qfold.transforms.staging import Operand, Range, Stage, memref_type
@@ -31,11 +34,25 @@ from qfold.transforms.tiled_symbols import tiled_symbol
 
 def form_of(op: Matmul, rows: int, target: Target) -> Form:
     """What becomes of `op` when each of its products has `rows` rows."""
-    packed = True
-    if isinstance(op, qkernel.DequantMatmulOp):
-        packed = is_packed(target, rows, op.storage, op.block)
-    name = "qkernel.packed_matmul" if packed else "qkernel.dequant_matmul"
-    return Form(packed, finishes(op, name, target))
+    match op:
+        case qkernel.PackedQuantMatmulOp():
+            product, packs = PACKED_BYTES, False
+        case qkernel.QuantMatmulOp():
+            packs = _multiplies_bytes(op, target)
+            product = PACKED_BYTES if packs else STORED_BYTES
+        case qkernel.DequantMatmulOp():
+            packs = is_packed(target, rows, op.storage, op.block)
+            product = PACKED_FLOATS if packs else STORED_FLOATS
+        case qkernel.MatmulOp():
+            product, packs = PACKED_FLOATS, True
+    return Form(packs, finishes(op, product.leaf.name, target), product)
+
+
+def _multiplies_bytes(op: qkernel.QuantMatmulOp, target: Target) -> bool:
+    """Whether `op` is a product of the stored integers, and the target has kernels that multiply them by fours."""
+    plain = op.a_zero_point is None and op.b_zero_point is None
+    leafs = (qkernel.PackBytesOp, qkernel.PackedQuantMatmulOp)
+    return plain and all(target.kernels_of(leaf.name) for leaf in leafs)
 
 
 class MatmulStaging:
@@ -120,11 +137,26 @@ class _Writer:
     def _prepared(self) -> SSAValue:
         """The weight that is in L1 as the kernel takes it: packed, if it is to be."""
         stored = self._buffers[self._p.w]
-        if not self._form.packed:
+        shape = memref_type(stored).get_shape()
+        if self._p.panels:
+            return self._stage.reshape(stored, packed_bytes_shape(shape[1], shape[0]))
+        if not self._form.packs:
             return stored
-        k, n = memref_type(stored).get_shape()[:: -1 if self._p.transposed else 1]
+        k, n = shape[:: -1 if self._p.transposed else 1]
+        if self._form.product is PACKED_BYTES:
+            return self._packed_bytes(stored, k, n)
         packed = self._stage.alloc(f32, packed_shape(k, n), "packed")
         self._pack(packed)
+        return packed
+
+    def _packed_bytes(self, stored: SSAValue, k: int, n: int) -> SSAValue:
+        element = zero_point_type(cast(IntegerType, memref_type(stored).element_type))
+        packed = self._stage.alloc(element, packed_bytes_shape(k, n), "packed")
+
+        def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
+            return [qkernel.PackBytesOp(*values, transpose_b=self._p.transposed)]
+
+        self._stage.call(symbol_base, [stored, packed], make)
         return packed
 
     def _columns_of_all_rows(self, buffers: Buffers, parts: Mapping[str, Range]) -> None:
@@ -142,7 +174,8 @@ class _Writer:
         """One tile of the output."""
         y = accumulators = self._buffers[self._p.y]
         if not self._tiler.accumulates_in_place:
-            accumulators = self._stage.alloc(f32, memref_type(y).get_shape(), "acc_tile")
+            shape = memref_type(y).get_shape()
+            accumulators = self._stage.alloc(self._form.accumulator, shape, "acc_tile")
         self._multiply(weight, accumulators)
         if not self._form.finished:
             self._finish(accumulators, y)
@@ -174,13 +207,13 @@ class _Writer:
         """The leaf that multiplies."""
         p, form = self._p, self._form
         given: dict[str, SSAValue] = {"a": self._buffers[p.a], "w": weight}
-        keep_scale = p.scale is not None and not (form.packed and p.block is not None)
-        if keep_scale and p.scale is not None:
+        packed = form.packs or p.panels
+        if p.scale is not None and not (packed and p.block is not None):
             given["scale"] = self._buffers[p.scale]
-        if not form.packed:
-            for name, operand in (("zero_point", p.zero_point), ("row_sum", p.row_sum)):
-                if operand is not None:
-                    given[name] = self._buffers[operand]
+        if not packed:
+            if p.zero_point is not None:
+                given["zero_point"] = self._buffers[p.zero_point]
+            given |= {name: self._buffers[operand] for name, operand in p.per_row}
         names = list(given)
         operands = list(given.values())
         epilogue: Sequence[Operand] = p.epilogue if form.finished else ()
@@ -188,77 +221,16 @@ class _Writer:
 
         def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
             by_name = dict(zip(names, values, strict=False))
-            tail = values[len(names) : -1]
-            region = cloned_epilogue(p.op) if form.finished else None
-            maps = [p.map(o) for o in epilogue]
-            if form.packed:
-                return [
-                    qkernel.PackedMatmulOp(
-                        by_name["a"],
-                        by_name["w"],
-                        values[-1],
-                        scale=by_name.get("scale"),
-                        epilogue_operands=tail,
-                        epilogue_maps=maps,
-                        epilogue=region,
-                    )
-                ]
-            assert isinstance(p.op, qkernel.DequantMatmulOp)
-            tile = qkernel.DequantMatmulOp(
-                by_name["a"],
-                by_name["w"],
-                by_name["scale"],
-                values[-1],
-                zero_point=by_name.get("zero_point"),
-                row_sum=by_name.get("row_sum"),
-                transpose_b=p.transposed,
-                hoisted=p.op.hoisted is not None,
-                epilogue_operands=tail,
-                epilogue_maps=maps,
-                epilogue=region,
+            finish = Finish(
+                values[len(names) : -1],
+                [p.map(o) for o in epilogue],
+                cloned_epilogue(p.op) if form.finished else None,
             )
-            if WEIGHT_BIAS in p.op.attributes:
-                tile.attributes[WEIGHT_BIAS] = p.op.attributes[WEIGHT_BIAS]
-            return [tile]
+            return [tile_of(p, form.product.leaf, by_name, values[-1], finish)]
 
         self._stage.call(tiled_symbol, [*operands, y], make)
 
     def _finish(self, accumulators: SSAValue, y: SSAValue) -> None:
-        """The epilogue as a loop nest on the tile."""
         p = self._p
-        operands = [accumulators, *(self._buffers[o] for o in p.epilogue), y]
-        identity = AffineMap.identity(2)
-        maps = [identity, *(p.map(o) for o in p.epilogue), identity]
-
-        def make(values: Sequence[SSAValue]) -> Sequence[Operation]:
-            region = epilogue_body(p.op)
-            region.block.insert_arg(memref_type(values[-1]).element_type, len(region.block.args))
-            kinds = [IteratorTypeAttr(IteratorType.PARALLEL)] * 2
-            return [
-                linalg.GenericOp(
-                    values[:-1],
-                    [values[-1]],
-                    region,
-                    ArrayAttr([AffineMapAttr(m) for m in maps]),
-                    ArrayAttr(kinds),
-                    (),
-                )
-            ]
-
-        self._stage.call(tiled_symbol, operands, make)
-
-
-def epilogue_body(op: EpilogueOperation) -> Region:
-    """The epilogue of a contraction as the body of a generic on its accumulators and operands."""
-    region = cloned_epilogue(op)
-    assert region is not None
-    last = region.block.last_op
-    assert last is not None
-    result = last.operands[0]
-    location = last.location
-    last.detach()
-    last.erase()
-    end = linalg.YieldOp(result)
-    end.location = location
-    region.block.add_op(end)
-    return region
+        operands = [(self._buffers[o], p.map(o)) for o in p.epilogue]
+        finish_tile(self._stage, p.op, accumulators, operands, y)

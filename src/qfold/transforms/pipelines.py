@@ -17,29 +17,43 @@ if TYPE_CHECKING:
 _BOUNDARIES = frozenset({"qmm-bufferize", "qmm-plan-memory"})
 """Passes after which a level is complete, and verified."""
 
+_LOCAL_BYTES = 16 * 1024
+"""What loop nests of one function may hand to each other on the stack, where one core does all the work."""
+
 
 def _make(name: str, **options: Any) -> ModulePass:
     return get_all_passes()[name]()(**options)
 
 
 def tensor_pipeline(
-    target: str = "host", *, fuse: bool = True, hoist: bool = True
+    target: str = "host",
+    *,
+    fuse: bool = True,
+    hoist: bool = True,
+    dynamic_activations: bool = False,
 ) -> tuple[ModulePass, ...]:
     """The passes on tensors. `fuse`: contractions of integers, and dequantising inside of the others; `hoist`: take zero points
-    out of their loops where that is cheaper on the target."""
+    out of their loops where that is cheaper on the target; `dynamic_activations`: quantise what dequantising contractions read,
+    an approximation (nothing without `fuse`)."""
     names = ["qmm-raise-dequant", "qmm-canonicalize"]
     if fuse:
         # Products of integers first: what is left has floats on one side.
         names += ["qmm-fuse-quantized", "qmm-fuse-dequant"]
+        if dynamic_activations:
+            names.append("qmm-dynamic-activations")
         if hoist:
             names.append("qmm-hoist-zero-point")
         if target_option(target).inserts_weights:
             names.append("qmm-unsigned-weights")
+    if not target_option(target).has_f64:
+        names.append("qmm-requantize-in-integers")
     names += [
         "qmm-lower-quantization",
         "qmm-fold-constants",
         "qmm-canonicalize",
         "qmm-linalg-cse",
+        # Before the epilogues, so that contractions store the integers.
+        "qmm-sink-dequantize",
         "qmm-fuse-epilogue",
         "qmm-fuse-elementwise",
         # What has become one generic, such as a Gelu, fits an epilogue now.
@@ -48,7 +62,17 @@ def tensor_pipeline(
         "qmm-linalg-cse",
         "qmm-check-accumulators",
     ]
-    with_target = ("qmm-hoist-zero-point", "qmm-unsigned-weights")
+    if target_option(target).kernels_of("qkernel.packed_quant_matmul"):
+        names += ["qmm-expand-zero-points", "qmm-linalg-cse"]
+    if target_option(target).unturned_rows is not None:
+        names.append("qmm-turn-weights")
+    with_target = (
+        "qmm-hoist-zero-point",
+        "qmm-unsigned-weights",
+        "qmm-requantize-in-integers",
+        "qmm-expand-zero-points",
+        "qmm-turn-weights",
+    )
     options = {name: {"target": target} for name in with_target}
     return tuple(_make(name, **options.get(name, {})) for name in names)
 
@@ -58,8 +82,13 @@ def kernel_pipeline(target: str = "host", *, check: bool = True) -> tuple[Module
     steps: list[tuple[str, dict[str, Any]]] = [
         ("qmm-bufferize", {"target": target}),
         ("qmm-verify-buffers", {}),
-        ("qmm-outline-kernels", {}),
     ]
+    if target_option(target).kernels_of("qkernel.packed_quant_matmul"):
+        steps.append(("qmm-pack-weights", {"target": target}))
+    # One core has a stack for rows; cores of a cluster have little, and tiles in L1.
+    local_bytes = 0 if target_option(target).is_cluster else _LOCAL_BYTES
+    cores = target_option(target).cores
+    steps.append(("qmm-outline-kernels", {"local_bytes": local_bytes, "cores": cores}))
     if target_option(target).is_cluster:
         on_cluster = ("qmm-tile-to-l1", "qmm-plan-scratchpad", "qmm-split-work")
         steps += [(name, {"target": target}) for name in on_cluster]
@@ -74,11 +103,16 @@ def kernel_pipeline(target: str = "host", *, check: bool = True) -> tuple[Module
 
 
 def compile_pipeline(
-    target: str = "host", *, fuse: bool = True, hoist: bool = True, check: bool = True
+    target: str = "host",
+    *,
+    fuse: bool = True,
+    hoist: bool = True,
+    dynamic_activations: bool = False,
+    check: bool = True,
 ) -> tuple[ModulePass, ...]:
     """All passes from what the frontend makes to what the backend prints."""
     return (
-        *tensor_pipeline(target, fuse=fuse, hoist=hoist),
+        *tensor_pipeline(target, fuse=fuse, hoist=hoist, dynamic_activations=dynamic_activations),
         *kernel_pipeline(target, check=check),
     )
 

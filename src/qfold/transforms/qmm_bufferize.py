@@ -393,6 +393,7 @@ class _Emitter:
                     y,
                     x_zero_point=self._optional(op.x_zero_point),
                     w_zero_point=self._optional(op.w_zero_point),
+                    pad_value=op.padding,
                     **_window(op),
                     **epilogue,
                 )

@@ -284,6 +284,9 @@ class _Replay:
                     transfer = values[op.transfer]
                     assert isinstance(transfer, Transfer)
                     shadow.wait(transfer)
+                case arith.MuliOp():
+                    a, b = (_number_of(values, v) for v in op.operands)
+                    values[op.result] = a * b
                 case _ if isinstance(op, VIEWS):
                     self._bind(op, values)
                 case _:

@@ -20,7 +20,14 @@ from qfold.dialects.element_types import STORAGE_TYPES, is_float
 from qfold.interpreters import create_interpreter
 from qfold.ir.builder import element_type
 from qfold.ir.constants import constant_array, constant_op
-from qfold.ir.generics import erase_dead, function_blocks, local_rewriter, on_tensors
+from qfold.ir.fusion import readers
+from qfold.ir.generics import (
+    erase_dead,
+    extents_of,
+    function_blocks,
+    local_rewriter,
+    on_tensors,
+)
 from qfold.ir.locations import replace_op
 
 _EVALUATED = (
@@ -56,6 +63,17 @@ def _widens_weight(op: Operation) -> bool:
     )
 
 
+def _is_parameter(value: SSAValue) -> bool:
+    """Whether loops that repeat it are all that reads a vector: a bias, which would be dequantised for each element again."""
+    if sum(extent != 1 for extent in shape_of(value)) > 1:
+        return False
+    found = list(readers(value))
+    return bool(found) and all(
+        isinstance(op, linalg.GenericOp) and prod(extents_of(op)) > prod(shape_of(value))
+        for op, _ in found
+    )
+
+
 def may_fold(op: Operation, limit: int) -> bool:
     """Whether the op is one that this pass evaluates."""
     if not isinstance(op, _EVALUATED) or not on_tensors(op):
@@ -81,7 +99,7 @@ def may_fold(op: Operation, limit: int) -> bool:
             return False
     elif any(isinstance(v.owner, tensor.EmptyOp) for v in tensors):
         return False
-    return not _widens_weight(op)
+    return not _widens_weight(op) or _is_parameter(op.results[0])
 
 
 class _Folder:
@@ -142,7 +160,8 @@ def fold_block(block: Block, module: ModuleOp, limit: int) -> None:
 class QmmFoldConstantsPass(ModulePass):
     """Evaluate linalg and tensor ops of at most `max_elements` results on constants, by the interpreters, in the IR's own types.
 
-    Never evaluated: `qmm.dequantize`, and whatever would turn integers of a storage type into floats.
+    Never evaluated: `qmm.dequantize`, and whatever would turn integers of a storage type into floats, but for vectors that loops
+    repeat, as biases.
     """
 
     name = "qmm-fold-constants"

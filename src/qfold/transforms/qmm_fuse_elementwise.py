@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -15,6 +16,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
 from qfold.dialects.contraction import EpilogueOperation, shape_of
+from qfold.dialects.element_types import STORAGE_TYPES, is_float
 from qfold.ir.builder import TensorBuilder, element_type
 from qfold.ir.fusion import (
     Access,
@@ -68,18 +70,35 @@ _CHEAP = (
 _EXPENSIVE = 1000
 _CHEAP_LIMIT = 2
 """Work of up to this many cheap ops is repeated in each reader rather than written to memory and read back."""
-_MAX_READERS = 4
+DEQUANTIZE = 2
+"""What dequantising takes, and is worth: a reader loads a quarter of the bytes."""
+MAX_READERS = 4
+"""Work that is not free is repeated in up to this many generics."""
 
 
 def cost(op: linalg.GenericOp) -> int:
     """Ops that one element takes: loads and conversions are free, divisions, math functions and look-ups never are."""
     total = 0
     for inner in op.body.block.ops:
-        if isinstance(inner, _CHEAP) and total < _CHEAP_LIMIT:
+        if isinstance(inner, _CHEAP) and total < _CHEAP_LIMIT + DEQUANTIZE:
             total += 1
         elif not isinstance(inner, _FREE):
             return _EXPENSIVE
     return total
+
+
+def is_widening(op: linalg.GenericOp) -> bool:
+    """Whether each element of a float result is made of stored integers, and of what is smaller than the result."""
+    result = op.results[0]
+    if not is_producer(op) or not is_float(element_type(result)):
+        return False
+    large = [v for v in op.inputs if _size(v) >= _size(result)]
+    return bool(large) and all(element_type(v) in STORAGE_TYPES for v in large)
+
+
+def cost_limit(op: linalg.GenericOp) -> int:
+    """The cost up to which work is repeated in each reader."""
+    return _CHEAP_LIMIT + (DEQUANTIZE if is_widening(op) else 0)
 
 
 def _points(op: linalg.GenericOp) -> int:
@@ -115,16 +134,16 @@ def may_fuse(op: linalg.GenericOp, producer: linalg.GenericOp) -> bool:
     if _only_reader(result, op) and not repeats_work(op, producer):
         return True
     work = cost(producer)
-    if work > _CHEAP_LIMIT:
+    if work > cost_limit(producer):
         return False
     if work == 0 and all(_size(v) < _size(result) for v in producer.inputs):
         return True  # a broadcast copy
     others: dict[int, linalg.GenericOp] = {}
     for reader, index in readers(result):
-        if not isinstance(reader, linalg.GenericOp) or not _fuses_generics(reader, index):
+        if not isinstance(reader, linalg.GenericOp) or not fuses_generics(reader, index):
             return False
         others[id(reader)] = reader
-        if work > 0 and len(others) > _MAX_READERS:
+        if work > 0 and len(others) > MAX_READERS:
             return False
     return work == 0 or (
         not any(repeats_work(r, producer) for r in others.values())
@@ -133,7 +152,8 @@ def may_fuse(op: linalg.GenericOp, producer: linalg.GenericOp) -> bool:
     )
 
 
-def _fuses_generics(op: Operation, index: int) -> bool:
+def fuses_generics(op: Operation, index: int) -> bool:
+    """Whether operand `index` of `op` is one that a generic could compute by itself."""
     return isinstance(op, linalg.GenericOp) and on_tensors(op) and index < len(op.inputs)
 
 
@@ -142,14 +162,18 @@ def _is_for_epilogue(value: SSAValue) -> bool:
     return isinstance(value.owner, EpilogueOperation) and value.has_one_use()
 
 
-def _step(op: linalg.GenericOp) -> list[Operation] | None:
+Rule = Callable[[linalg.GenericOp, linalg.GenericOp], bool]
+"""(reader, producer) -> whether the one is to compute the other."""
+
+
+def _step(op: linalg.GenericOp, rule: Rule, *, transposes: bool) -> list[Operation] | None:
     """Fuse one producer or transpose into `op`: it and the views of it, or None when there is none left."""
     for index, (value, map_) in enumerate(inputs_of(op)):
         transposed: Access | None = None
         for access in Access(value, map_).behind_views():
             producer = access.value.owner
             if isinstance(producer, linalg.GenericOp):
-                if is_producer(producer) and may_fuse(op, producer):
+                if is_producer(producer) and rule(op, producer):
                     if fits(op.body.block, producer.body.block) and fuse_producer(
                         op, index, access
                     ):
@@ -157,20 +181,20 @@ def _step(op: linalg.GenericOp) -> list[Operation] | None:
                 break
             if access.views and isinstance(access.views[-1], linalg.TransposeOp):
                 transposed = access
-        if transposed is not None:
+        if transposes and transposed is not None:
             view = transposed.views[-1]
-            if all(_fuses_generics(r, i) for r, i in readers(view.results[0])):
+            if all(fuses_generics(r, i) for r, i in readers(view.results[0])):
                 if compose_views(op, index, transposed):
                     return list(transposed.views)
     return None
 
 
-def fuse_into(op: linalg.GenericOp) -> bool:
-    """Fuse all that can be into `op`, which comes to stand for what was fused; whether anything was."""
-    changed = inline_single_values(op)
+def fuse_producers(op: linalg.GenericOp, rule: Rule, *, transposes: bool = False) -> bool:
+    """Fuse what `rule` allows into `op`, which comes to stand for what was fused; whether anything was."""
+    changed = False
     # An input that is read twice must not bring its producer in twice.
     tidy_inputs(op)
-    while (fused := _step(op)) is not None:
+    while (fused := _step(op, rule, transposes=transposes)) is not None:
         changed = True
         add_location(op, *fused)
         for name, attribute in fused[-1].attributes.items():
@@ -180,6 +204,12 @@ def fuse_into(op: linalg.GenericOp) -> bool:
         erase_dead(fused)
         inline_single_values(op)
     return changed
+
+
+def fuse_into(op: linalg.GenericOp) -> bool:
+    """Fuse all that can be into `op`; whether anything was."""
+    changed = inline_single_values(op)
+    return fuse_producers(op, may_fuse, transposes=True) or changed
 
 
 def generalized(op: linalg.TransposeOp) -> linalg.GenericOp | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -29,11 +29,15 @@ from qfold.ir.quantized import (
     trace_quantized,
 )
 from qfold.transforms.accumulated_values import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
     Accumulated,
     AccumulatedValues,
     dequantized_accumulator,
+    tensor_quant,
 )
-from qfold.transforms.integer_chains import IntegerChains
+from qfold.transforms.integer_chains import IntegerChains, picks_elements
+from qfold.transforms.integer_sums import summed
 from qfold.transforms.qmm_check_accumulators import accumulator_of
 from qfold.transforms.qmm_fuse_dequant import keep_attributes, refuse
 from qfold.transforms.qmm_linalg_cse import erase_unused
@@ -41,14 +45,11 @@ from qfold.transforms.qmm_linalg_cse import erase_unused
 Matmul = qmm.MatmulOp | qmm.DequantMatmulOp
 Conv = qmm.ConvOp | qmm.DequantConvOp
 
-_SMALLEST_SCALE, _LARGEST_SCALE = 1e-30, 1e30
-"""Between these an f32 product of two scales, and what it multiplies, neither over- nor underflows."""
-
 _ISLAND = 100
 """Ops between a dequantise and a quantise that are looked at for a reason."""
 
 _ACTIVATION = "an activation of i8 or ui8, quantised per tensor, or a matmul's per row"
-_STAYS_INTEGER = "layout, Relu, Clip, maxima and concatenation, and biases that are multiples of the accumulator's scale"
+_STAYS_INTEGER = "layout, Relu, Clip, maxima, averages, concatenation, positive factors, biases that are multiples of the scale"
 _OPERANDS = "two dequantised operands: " + _ACTIVATION + "; weights per tensor or output channel"
 
 
@@ -94,6 +95,8 @@ class _Function:
     block: Block
     accumulated: AccumulatedValues
     chains: IntegerChains
+    dequantizes: dict[SSAValue, SSAValue] = field(default_factory=dict["SSAValue", "SSAValue"])
+    """Float values -> the same, dequantised from integers that were moved and compared before."""
 
     def run(self) -> None:
         for op in list(self.block.ops):
@@ -104,6 +107,12 @@ class _Function:
                     self.fuse_conv(op)
                 case qmm.QuantizeOp():
                     self.quantize(op)
+                case linalg.GenericOp() if on_tensors(op) and not picks_elements(op):
+                    self.read_integers(op)
+                    total = summed(op, self.chains)
+                    self.accumulated.known[op.results[0]] = total or self.accumulated.of(
+                        op.results[0]
+                    )
                 case _:
                     # In order, so that nothing is asked of a long chain at once.
                     for result in op.results:
@@ -232,7 +241,7 @@ class _Function:
             scales = np.multiply.outer(left.scale, right.scale)
             if op.epilogue_block is not None:
                 refuse(op, "an epilogue", _OPERANDS)
-            elif not ((scales > _SMALLEST_SCALE) & (scales < _LARGEST_SCALE)).all():
+            elif not ((scales > SMALLEST_SCALE) & (scales < LARGEST_SCALE)).all():
                 refuse(op, f"a product of scales of {scales.flat[0]}", _OPERANDS)
             else:
                 return left, right
@@ -331,14 +340,38 @@ class _Function:
         spatial = [1] * (len(shape_of(op.result)) - 2)
         self.finish(op, integers, scale.reshape([1, -1, *spatial]), builder)
 
-    # Quantise
+    # Everything else
+
+    def read_integers(self, op: linalg.GenericOp) -> None:
+        """What `op` reads of floats that were dequantised, then moved and compared, is dequantised after that instead."""
+        for index, value in enumerate(op.inputs):
+            owner = value.owner
+            if isinstance(owner, qmm.DequantizeOp) or not isinstance(owner, Operation):
+                continue
+            if not self.is_dequantized(value, op):
+                continue
+            op.operands[index] = self.dequantizes[value]
+
+    def is_dequantized(self, value: SSAValue, before: Operation) -> bool:
+        """Whether `value` is a dequantise of integers that can be written, which then is in `dequantizes`."""
+        if value not in self.dequantizes:
+            dequantize = self.chains.dequantize_of(value)
+            quant = None if dequantize is None else tensor_quant(dequantize)
+            if dequantize is None or quant is None:
+                return False
+            integers = self.chains.dequantized(value, quant, before)
+            if integers is None:
+                return False
+            builder = TensorBuilder(InsertPoint.before(before), dequantize.location)
+            self.dequantizes[value] = builder.insert(qmm.DequantizeOp(integers, quant)).result
+        return True
 
     def quantize(self, op: qmm.QuantizeOp) -> None:
         """Work on integers instead of `op`, or the reason why there is a float before it."""
         quant = constant_quant(op, op.result)
         if quant is None or quant.granularity != "tensor" or quant.storage not in DATA_TYPES:
             return
-        if quant.scale.is_elided or not _SMALLEST_SCALE < quant.scales < _LARGEST_SCALE:
+        if quant.scale.is_elided or not SMALLEST_SCALE < quant.scales < LARGEST_SCALE:
             return
         result = self.chains.quantized(op, quant)
         if result is not None:
@@ -378,10 +411,12 @@ def _at_run_time(value: SSAValue) -> bool:
 class QmmFuseQuantizedPass(ModulePass):
     """Contractions whose operands are both dequantised integers work on the integers, and so does what follows up to a quantise.
 
-    A bias joins the i32 accumulator where it is a multiple of its scale. Relu, Clip, layout, maxima and concatenation between a
-    contraction or a dequantise and a quantise become bounds of one `qmm.requantize`, or work on integers. Whatever else reads a
-    contraction reads `scale * accumulator`. A float value stays as long as somebody needs it. Contractions that would be of
-    integers but for one thing, and operations on f32 before a quantise, have the reason as `qmm.reason`.
+    A bias joins the i32 accumulator where it is a multiple of its scale, a positive factor the multiplier. Averages are sums of
+    integers. Relu, Clip, layout, maxima and concatenation between a contraction or a dequantise and a quantise become bounds of
+    one `qmm.requantize`, or work on integers. Whatever else reads a contraction reads `scale * accumulator`, and what else
+    reads moved or compared floats dequantises moved and compared integers. A float value stays as long as somebody needs it.
+    Contractions that would be of integers but for one thing, and operations on f32 before a quantise, have the reason as
+    `qmm.reason`.
     """
 
     name = "qmm-fuse-quantized"

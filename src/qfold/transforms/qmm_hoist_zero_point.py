@@ -117,6 +117,11 @@ class _Centring:
         replace_op(local_rewriter(op), op, new_op)
 
 
+def centre_unsigned_weights(blocks: list[Block]) -> None:
+    """Read unsigned weights whose zero points lie about the middle of their type as signed ones, where all readers gain by it."""
+    _Centring().run(blocks)
+
+
 def _weight_reads(op: Operation) -> Iterator[tuple[WeightAttr, QuantAttr | None]]:
     """The constant integers that the op reads, and how it understands them (None: as integers)."""
     if isinstance(op, Hoistable | qmm.DequantGatherOp):
@@ -223,7 +228,7 @@ class QmmHoistZeroPointPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = None if self.target is None else target_option(self.target)
         blocks = list(function_blocks(op))
-        _Centring().run(blocks)
+        centre_unsigned_weights(blocks)
         for block in blocks:
             sums: dict[tuple[object, ...], Operation] = {}
             ops = [o for o in block.ops if isinstance(o, Hoistable) and o.hoisted is None]

@@ -27,6 +27,7 @@ from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.generics import function_blocks, local_rewriter
 from qfold.ir.locations import replace_op
 from qfold.ir.quantized import constant_quant, uniform
+from qfold.transforms.integer_ranges import IntegerRanges
 from qfold.transforms.quantization_scalars import dequantized, quantized, widened
 from qfold.transforms.requantization_generics import (
     dynamic_parameters,
@@ -247,8 +248,8 @@ def lower_dynamic_quantize(op: qmm.DynamicQuantizeOp, builder: TensorBuilder) ->
     lower(quantize)
 
 
-def lower(op: Operation) -> bool:
-    """Replace `op` when it is one that this pass lowers; whether it was."""
+def lower(op: Operation, ranges: IntegerRanges | None = None) -> bool:
+    """Replace `op` when it is one that this pass lowers; whether it was. `ranges`: what is known of the function's integers."""
     builder = TensorBuilder(InsertPoint.before(op), op.location)
     match op:
         case qmm.QuantizeOp():
@@ -262,7 +263,8 @@ def lower(op: Operation) -> bool:
         case qmm.RequantizeOp():
             result = lower_requantize(op, builder)
         case qmm.RequantizeShiftOp():
-            result = lower_requantize_shift(op, builder)
+            known = IntegerRanges() if ranges is None else ranges
+            result = lower_requantize_shift(op, builder, known)
         case qmm.DynamicQuantizeOp():
             lower_dynamic_quantize(op, builder)
             return True
@@ -287,5 +289,6 @@ class QmmLowerQuantizationPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for block in function_blocks(op):
+            ranges = IntegerRanges()
             for inner in list(block.ops):
-                lower(inner)
+                lower(inner, ranges)

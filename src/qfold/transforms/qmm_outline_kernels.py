@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
 from xdsl.context import Context
@@ -24,8 +25,9 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import GroupedOperation, type_of
-from qfold.dialects.element_types import byte_size
+from qfold.dialects.contraction import GroupedOperation, shape_of, type_of
+from qfold.dialects.element_types import bit_width, byte_size
+from qfold.ir.generics import indexing_maps, is_parallel, loop_extents
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location, fuse_locations
 from qfold.ir.operands import named_operands
@@ -47,6 +49,9 @@ _HINTS = {"inputs": "in", "outputs": "out"}
 _NEAR_BYTES = 16 * 1024
 """Loop nests share loops when what they hand to each other at one point of them stays in the nearest cache until it is read."""
 
+_DISPATCH = 900
+"""Scalar ops that take a core as long as another dispatch does, with its transfers."""
+
 
 @dataclass(frozen=True)
 class QmmOutlineKernelsPass(ModulePass):
@@ -55,16 +60,20 @@ class QmmOutlineKernelsPass(ModulePass):
     A `linalg.fill` goes with the reduction that starts from it, so that it makes no pass over memory of its own. For the same
     reason a loop nest joins the one before it when it reads what that one writes, and both can run under common outer loops:
     a normalisation goes through each row once, and what it holds per row (a mean, a maximum) is a variable, not a buffer.
-    With `join=false` each loop nest has a function of its own.
+    With `join=false` each loop nest has a function of its own. Where one core does all the work (`local_bytes` not 0), a row that
+    nests hand over is a buffer of the function as well, up to that many bytes: it is written again at each point of the loops.
+    A nest that fewer of the `cores` could work on under common loops than by itself stays alone, if that is worth a dispatch.
     """
 
     name = "qmm-outline-kernels"
     join: bool = True
+    local_bytes: int = 0
+    cores: int = 1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         main = main_function(op)
-        outliner = _Outliner(main, {f.sym_name.data for f in functions(op)})
-        for ordinal, group in enumerate(_groups(main.body.block, self.join)):
+        outliner = _Outliner(main, {f.sym_name.data for f in functions(op)}, self.local_bytes)
+        for ordinal, group in enumerate(_groups(main.body.block, self.join, self.cores)):
             outliner.outline(group, ordinal)
         outliner.fuse_locations()
         outliner.erase_unused_scalars()
@@ -91,11 +100,11 @@ def main_function(module: ModuleOp) -> func.FuncOp:
     raise PassFailedException("the module has no function @main")
 
 
-def _groups(block: Block, join: bool) -> Iterator[Sequence[Operation]]:
+def _groups(block: Block, join: bool, cores: int) -> Iterator[Sequence[Operation]]:
     """The compute ops of each dispatch, in order: an op, with the fill that it accumulates on, and the nests that join it."""
     group: list[Operation] = []
     for unit in _units(block):
-        if not (join and _joins(group, unit)):
+        if not (join and _joins(group, unit, cores)):
             if group:
                 yield group
             group = []
@@ -130,7 +139,7 @@ def _generics(group: Sequence[Operation]) -> list[linalg.GenericOp] | None:
     return generics if generics and len(generics) == len(ops) else None
 
 
-def _joins(group: Sequence[Operation], unit: Sequence[Operation]) -> bool:
+def _joins(group: Sequence[Operation], unit: Sequence[Operation], cores: int) -> bool:
     """Whether the loop nest of `unit` runs best under common loops with those of `group`, some of which it depends on."""
     together = [*group, *unit]
     if group and all(isinstance(op, linalg.FillOp) for op in together):
@@ -144,7 +153,17 @@ def _joins(group: Sequence[Operation], unit: Sequence[Operation]) -> bool:
     known, shared = shared_loops(before), shared_loops(joined)
     if shared.depth == 0 or (shared.points == 1 and known.points > 1):
         return False
+    if _work(unit[-1]) * (cores - shared.points) > _DISPATCH * shared.points * cores:
+        return False
     return sum(_bytes_per_point(v, shared) for v in _handed_over(joined)) <= _NEAR_BYTES
+
+
+def _work(op: linalg.GenericOp) -> int:
+    """Scalar ops that cores could divide between them: those of all points of the parallel loops, of a reduction none."""
+    if not is_parallel(op):
+        return 0
+    extents = loop_extents(indexing_maps(op), [shape_of(v) for v, _ in accesses(op)])
+    return prod(extents or ()) * len(op.body.block.ops)
 
 
 def _handed_over(generics: Sequence[linalg.GenericOp]) -> set[SSAValue]:
@@ -181,8 +200,9 @@ def _root(value: SSAValue) -> SSAValue:
 
 
 class _Outliner:
-    def __init__(self, main: func.FuncOp, taken: set[str]):
+    def __init__(self, main: func.FuncOp, taken: set[str], local_bytes: int):
         self._main = main.body.block
+        self._local_bytes = local_bytes
         self._taken = taken
         self._equal: dict[str, list[func.FuncOp]] = {}
         self._locations: dict[func.FuncOp, list[LocationAttr]] = {}
@@ -192,7 +212,7 @@ class _Outliner:
 
     def outline(self, group: Sequence[Operation], ordinal: int) -> None:
         """Replace a group of ops of main by a call."""
-        variables = _variables(group)
+        variables = _variables(group, self._local_bytes)
         arguments = [
             v
             for v in dict.fromkeys(v for op in group for v in self._arguments(op))
@@ -323,17 +343,23 @@ def _location(group: Sequence[Operation]) -> LocationAttr:
     return location
 
 
-def _variables(group: Sequence[Operation]) -> list[memref.AllocOp]:
-    """The buffers that only loop nests of the group use, and of which one point of their loops has one element."""
+def _variables(group: Sequence[Operation], local_bytes: int) -> list[memref.AllocOp]:
+    """The buffers that only loop nests of the group use, and of which one point of their loops has one element, or few bytes."""
     generics = _generics(group)
     if generics is None or len(generics) == 1:
         return []
     shared = shared_loops(generics)
+
+    def is_row(value: SSAValue) -> bool:
+        # Two elements of four bits share a byte: an array has no place for half a pair.
+        whole = bit_width(type_of(value).get_element_type()) >= 8
+        return whole and shared.points > 1 and _bytes_per_point(value, shared) <= local_bytes
+
     return [
         value.owner
         for value in dict.fromkeys(op.outputs[0] for op in generics)
         if isinstance(value.owner, memref.AllocOp)
-        and shared.elements_per_point(value) == 1
+        and (shared.elements_per_point(value) == 1 or is_row(value))
         and all(_user(use.operation) in group for use in value.uses)
     ]
 

@@ -15,7 +15,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from qfold.dialects import qmm
-from qfold.dialects.contraction import EpilogueOperation, weight_bias
+from qfold.dialects.contraction import WORD_WINDOWS, EpilogueOperation, weight_bias
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location
 from qfold.ir.operands import named_operands
@@ -103,6 +103,8 @@ def refuses(row: Kernel, op: Operation, operands: Sequence[Operand]) -> str | No
         return f"it implements {row.op}"
     if row.weight_bias and weight_bias(op) != row.weight_bias:
         return f"it adds {row.weight_bias} to each weight, which this op does not allow"
+    if row.word_windows and WORD_WINDOWS not in op.attributes:
+        return "it multiplies rows of windows as words, which this op does not allow"
     for name, type_, dense in operands:
         if row.operands is not None:
             allowed = row.operands.get(name)
@@ -120,13 +122,17 @@ def refuses(row: Kernel, op: Operation, operands: Sequence[Operand]) -> str | No
 def refuses_epilogue(row: Kernel, op: Operation) -> str | None:
     """Why a kernel cannot run the epilogue that `op` has, or None."""
     block = op.epilogue_block if isinstance(op, EpilogueOperation) else None
-    if block is None or row.epilogue_ops is None:
+    if block is None:
         return None
     for inner in block.ops:
-        if not isinstance(inner, arith.ConstantOp | qmm.YieldOp):
+        if row.epilogue_ops is not None and not isinstance(inner, arith.ConstantOp | qmm.YieldOp):
             if inner.name not in row.epilogue_ops:
                 known = ", ".join(sorted(row.epilogue_ops))
                 return f"its epilogue is made of {known}, not of {inner.name}"
+        for result in inner.results:
+            if row.epilogue_types is not None and str(result.type) not in row.epilogue_types:
+                known = ", ".join(sorted(row.epilogue_types))
+                return f"its epilogue computes {known}, and {inner.name} of {result.type}"
     return None
 
 

@@ -17,9 +17,11 @@ from qfold.dialects import qkernel
 from qfold.ir.locations import fuse_locations
 from qfold.targets import Target
 from qfold.transforms.conv_rows import ConvRowStaging
-from qfold.transforms.conv_tiling import Convolution, conv_work
+from qfold.transforms.conv_tiling import Convolution, conv_work, reads_words
 from qfold.transforms.loop_tiling import LoopStaging, loop_work
+from qfold.transforms.matmul_operands import Matmul
 from qfold.transforms.matmul_tiling import MatmulStaging
+from qfold.transforms.packed_conv_tiling import PackedConvStaging, multiplies_windows
 from qfold.transforms.qmm_outline_kernels import functions, main_function
 from qfold.transforms.row_sum_tiling import row_sum_staging
 from qfold.transforms.scratchpad_plan import plan_scratchpad
@@ -160,10 +162,14 @@ def _stage(function: func.FuncOp, scratch: Sequence[int], target: Target, leafs:
 def _stagings(function: func.FuncOp, scratch: Set[SSAValue], target: Target) -> Sequence[Staging]:
     """How to stage a function: the next one where there is no way to by the one before."""
     ops = [op for op in function.body.block.ops if not isinstance(op, func.ReturnOp)]
-    if len(ops) == 1 and isinstance(ops[0], qkernel.MatmulOp | qkernel.DequantMatmulOp):
+    if len(ops) == 1 and isinstance(ops[0], Matmul):
         return [MatmulStaging(ops[0], target)]
     if len(ops) == 1 and isinstance(ops[0], Convolution):
-        return [LoopStaging(conv_work(ops[0]), target), ConvRowStaging(ops[0], target)]
+        work = conv_work(ops[0], reads_words(ops[0], target))
+        loops = [LoopStaging(work, target), ConvRowStaging(ops[0], target)]
+        if isinstance(ops[0], qkernel.QuantConvOp) and multiplies_windows(ops[0], target):
+            return [PackedConvStaging(ops[0], target), *loops]
+        return loops
     if any(isinstance(op, qkernel.CONTRACTIONS) for op in ops):
         return []
     row_sums = row_sum_staging(ops, target)

@@ -258,13 +258,25 @@ class _Verifier:
             if offset != DYNAMIC_INDEX:
                 starts.append(range(offset, offset + 1))
                 continue
-            variable = next(dynamic)
-            if variable not in self._variables:
+            values = self._values(next(dynamic))
+            if values is None:
                 _fail(
-                    op, "the offset of a subview is neither a constant nor the variable of a loop"
+                    op,
+                    "the offset of a subview is neither a constant nor the variable of a loop, "
+                    "or a multiple of it",
                 )
-            starts.append(self._variables[variable])
+            starts.append(values)
         return starts
+
+    def _values(self, index: SSAValue) -> range | None:
+        """What the variable of a loop, or a multiple of it, runs through."""
+        if isinstance(index.owner, arith.MuliOp):
+            variable, number = index.owner.operands
+            factor, values = _constant(number), self._values(variable)
+            if factor is None or factor < 1 or values is None:
+                return None
+            return range(values.start * factor, values.stop * factor, values.step * factor)
+        return self._variables.get(index)
 
     # Compute.
 

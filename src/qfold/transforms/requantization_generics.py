@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -14,14 +15,18 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import i64, is_unsigned
-from qfold.dialects.qmm.requantization import HALF_EVEN
+from qfold.dialects.element_types import i32, i64, is_unsigned
+from qfold.dialects.qmm.requantization import Integers
 from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
+from qfold.transforms.fixed_point import FixedPoint, fits_narrow, high_half
+from qfold.transforms.integer_ranges import IntegerRanges
 from qfold.transforms.quantization_scalars import (
     Target,
+    halves_taken_back,
+    high_half_sum,
     quantized,
     requantized,
-    shifted,
+    scaled_sum,
 )
 
 
@@ -63,15 +68,42 @@ def lower_requantize(op: qmm.RequantizeOp, builder: TensorBuilder) -> SSAValue:
     return _elementwise(op, builder, parameters, body)
 
 
-def lower_requantize_shift(op: qmm.RequantizeShiftOp, builder: TensorBuilder) -> SSAValue:
-    """Integers of 64 bits."""
-    parameters = _Parameters(builder, op, i64, *op.parameters)
+def lower_requantize_shift(
+    op: qmm.RequantizeShiftOp, builder: TensorBuilder, ranges: IntegerRanges
+) -> SSAValue:
+    """Integers of 32 bits, or the upper halves of their products, where the range of the accumulator allows; else of 64 bits."""
+    fixed = FixedPoint.of(op)
+    range_ = ranges.of(op.accumulator)
     target = Target(op.storage, *op.clamp)
-    half_even = op.rounding.data == HALF_EVEN
+    bounds = fixed.results(range_)
+    narrow = fits_narrow(fixed, range_)
+    upper = None if narrow else high_half(fixed, range_)
+    type_ = i32 if narrow or upper is not None else i64
+    before: list[Integers] = []
+    if upper is None:
+        arrays = [fixed.mul, fixed.offset, fixed.shift, fixed.ties]
+    else:
+        before = [upper.before] if upper.before.any() else []
+        arrays = [upper.mul, upper.after, upper.shift, upper.ties]
+    rounds = bool(fixed.ties.any())
+    if (arrays[-1] == arrays[-1][0]).all() and arrays[-1][0] in (0, 1):
+        del arrays[-1]
+    parameters = _Parameters(builder, op, type_, *before, *arrays)
 
     def body(b: ScalarBuilder, e: Sequence[SSAValue]) -> SSAValue:
-        mul, add, shift = parameters.scalars(b, e[1:])
-        return shifted(b, e[0], mul, add, shift, half_even, target)
+        scalars = parameters.scalars(b, e[1:])
+        first = scalars.pop(0) if before else None
+        m, c, s, *tie = scalars
+        if upper is None:
+            total = scaled_sum(b, e[0], m, c, type_)
+        else:
+            total = high_half_sum(b, e[0], first, m, c, upper.left)
+        if rounds:
+            width = tie[0] if tie else None
+            result = halves_taken_back(b, total, s, width, type_, fixed.rounding)
+        else:
+            result = b(arith.ShRSIOp, total, s)
+        return target.clamped(b, result, type_, *bounds)
 
     return _elementwise(op, builder, parameters, body)
 
@@ -93,23 +125,49 @@ def _elementwise(
     )
 
 
+_SHARES = 8
+"""Reductions that may run side by side, on as many cores, are enough."""
+_SHORTEST = 16
+"""A part of a reduction is not shorter."""
+
+
+def _pieces(op: qmm.DynamicQuantizeOp, builder: TensorBuilder) -> SSAValue:
+    """What is quantised, so that reducing its last dimension first gives cores enough to do: few rows are cut into parts.
+
+    The dimensions of the scale stay in front. Maxima and minima are the same in any order.
+    """
+    shape = shape_of(op.x)
+    rows = shape_of(op.scale)
+    if prod(shape[:-1]) >= _SHARES or not prod(shape):
+        return op.x if shape else builder.reshape(op.x, (1,))
+    length = prod(shape[len(rows) :])
+    most = min(2 * _SHARES, length // _SHORTEST)
+    parts = next((n for n in range(most, 1, -1) if length % n == 0), 1)
+    return builder.reshape(op.x, (*rows, parts, length // parts) if parts > 1 else (*rows, length))
+
+
 def dynamic_parameters(
     op: qmm.DynamicQuantizeOp, builder: TensorBuilder
 ) -> tuple[SSAValue, SSAValue]:
     """(scale, zero point) of a quantisation by the range of the data: reductions, then a few ops on their results."""
     storage = cast(IntegerType, element_type(op.result))
-    shape = shape_of(op.x)
-    rank = len(shape)
-    axes = [rank - 1] if op.per_row is not None else list(range(rank))
-    rows = [d for d in range(rank) if d not in axes]
+    rows = shape_of(op.scale)
+    pieces = _pieces(op, builder)
+    rank = len(shape_of(pieces))
 
     def most(kind: type[arith.MaximumfOp | arith.MinimumfOp], magnitude: bool = False) -> SSAValue:
-        return builder.reduce(
-            op.x,
-            axes,
+        value = builder.reduce(
+            pieces,
+            [rank - 1],
             0.0,
             lambda b, e, acc: b(kind, acc, e),
             element=(lambda b, e: b(math.AbsFOp, e)) if magnitude else None,
+        )
+        rest = list(range(len(rows), rank - 1))
+        return (
+            value
+            if not rest
+            else builder.reduce(value, rest, 0.0, lambda b, e, acc: b(kind, acc, e))
         )
 
     def scale_of(b: ScalarBuilder, high: SSAValue, low: SSAValue, steps: float) -> SSAValue:
@@ -131,5 +189,5 @@ def dynamic_parameters(
         scale = builder.elementwise(
             [largest], f32, lambda b, e: scale_of(b, e[0], b.constant(0.0, f32), 127.0)
         )
-        zero = builder.constant(np.zeros([shape[d] for d in rows], np.int8), storage)
+        zero = builder.constant(np.zeros(rows, np.int8), storage)
     return scale, zero

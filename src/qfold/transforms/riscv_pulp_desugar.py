@@ -223,6 +223,17 @@ class DesugarBinary(RewritePattern):
         rewriter.replace(op, seq.ops, (result,))
 
 
+class DesugarAddn(RewritePattern):
+    """A sum, shifted."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: alu.AddnOp, rewriter: PatternRewriter, /) -> None:
+        seq = _Sequence()
+        total = seq.add(op.rs1, op.rs2)
+        result = seq.shift_right(total, op.shift, signed=True, rd=_type(op.rd))
+        rewriter.replace(op, seq.ops, (result,))
+
+
 class DesugarUnary(RewritePattern):
     """abs, clip, and the bit-field instructions of one operand."""
 
@@ -321,6 +332,7 @@ class RiscvPulpDesugarPass(ModulePass):
             RefuseEventLoad(),
             DesugarAccumulate(),
             DesugarBinary(),
+            DesugarAddn(),
             DesugarUnary(),
             DesugarInsert(),
             DesugarHardwareLoop(),

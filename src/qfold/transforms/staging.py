@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from xdsl.dialects import arith, func, memref, scf
 from xdsl.dialects.builtin import (
+    DenseArrayBase,
     IndexType,
     IntegerAttr,
     LocationAttr,
@@ -45,8 +46,8 @@ class Range:
     offset: Offset
     size: int
     keep: bool = True
-    window: tuple[Offset, int] | None = None
-    """(start, size) of a larger part that `offset` counts from: how a loop names several tiles by one variable."""
+    window: Range | None = None
+    """A larger part that `offset` counts from: how a loop names several tiles by one variable."""
 
 
 def memref_type(value: SSAValue) -> Type:
@@ -81,6 +82,10 @@ class Operand:
 
     value: SSAValue
     roles: tuple[str | int, ...]
+    unit: int = 1
+    """Tiles have multiples of so many elements along a named dimension, or all of it."""
+    row_alignment: int = 1
+    """Rows of a tile are multiples of so many elements apart in L1."""
 
     @property
     def type(self) -> Type:
@@ -105,16 +110,28 @@ class Operand:
             if isinstance(role, int):
                 found.append(Range(role, 1, keep=False))
             else:
-                found.append(parts.get(role, Range(0, size)))
+                part = parts.get(role, Range(0, size))
+                found.append(replace(part, size=self._extent(part.size, size)))
         return found
 
-    def tile_bytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of a tile that has `sizes` elements along its roles (all of those that are not named)."""
-        shape = [
-            1 if isinstance(role, int) else min(sizes.get(role, size), size)
+    def _extent(self, wanted: int, size: int) -> int:
+        return min(-(-wanted // self.unit) * self.unit, size)
+
+    def tile_shape(self, sizes: Mapping[str, int]) -> list[int]:
+        """The shape of a tile that has `sizes` elements along its roles (all of those that are not named)."""
+        return [
+            1 if isinstance(role, int) else self._extent(sizes.get(role, size), size)
             for role, size in zip(self.roles, self.type.get_shape(), strict=True)
         ]
-        return aligned(byte_size(self.element, prod(shape)))
+
+    def padded(self, shape: Sequence[int]) -> list[int]:
+        """The shape of the buffer for a tile of `shape`."""
+        *rows, last = [1, *shape]
+        return [*rows, -(-last // self.row_alignment) * self.row_alignment][1:]
+
+    def tile_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of the buffer for a tile of `sizes`."""
+        return aligned(byte_size(self.element, prod(self.padded(self.tile_shape(sizes)))))
 
     def moves(self, sizes: Mapping[str, int]) -> bool:
         """Whether the DMA can move tiles of those sizes, from multiples of them on: forwards, and in whole bytes."""
@@ -267,7 +284,7 @@ class Stage:
         if any(r.window is not None for r in ranges):
             shape = memref_type(source).get_shape()
             windows = [
-                Range(0, n) if r.window is None else Range(*r.window)
+                Range(0, n) if r.window is None else r.window
                 for r, n in zip(ranges, shape, strict=True)
             ]
             source = self.view(source, windows)
@@ -311,6 +328,32 @@ class Stage:
         )
         return self.insert(op).results[0]
 
+    def reshape(self, source: SSAValue, shape: Sequence[int]) -> SSAValue:
+        """`source`, which is dense, with another shape of as many elements."""
+        flat = self.collapse(source, [range(len(memref_type(source).get_shape()))])
+        type_ = memref_type(flat)
+        attribute: StridedLayoutAttr | NoneAttr = NoneAttr()
+        if (offset := type_.get_offset()) != 0:
+            attribute = StridedLayoutAttr(row_major(shape), offset)
+        result = MemRefType(type_.element_type, shape, attribute, type_.memory_space)
+        groups = reassociation_attr([range(len(shape))])
+        return self.insert(
+            memref.ExpandShapeOp(
+                operands=[flat, []],
+                result_types=[result],
+                properties={
+                    "reassociation": groups,
+                    "static_output_shape": DenseArrayBase.from_list(i64, shape),
+                },
+            )
+        ).results[0]
+
+    def tile(self, operand: Operand, parts: Mapping[str, Range], name: str) -> SSAValue:
+        """A new buffer in L1 for a tile of an operand."""
+        shape = [r.size for r in operand.ranges(parts) if r.keep]
+        buffer = self.alloc(operand.element, operand.padded(shape), name)
+        return self.view(buffer, [Range(0, n) for n in shape])
+
     # Transfers.
 
     def start(self, source: SSAValue, destination: SSAValue) -> SSAValue:
@@ -325,10 +368,16 @@ class Stage:
     ) -> tuple[SSAValue, SSAValue]:
         """(a new buffer in L1, the transfer that fills it with the operand's tile)."""
         source = self.part(operand, parts)
-        buffer = self.alloc(operand.element, memref_type(source).get_shape(), name)
+        buffer = self.tile(operand, parts, name)
         return buffer, self.start(source, buffer)
 
     # Control.
+
+    def scaled(self, variable: SSAValue, factor: int) -> SSAValue:
+        """An index times a constant."""
+        if factor == 1:
+            return variable
+        return self.insert(arith.MuliOp(variable, self.index(factor))).result
 
     @contextmanager
     def loop(

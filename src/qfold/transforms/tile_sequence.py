@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
@@ -13,7 +13,7 @@ Buffers = Mapping[Operand, SSAValue]
 Work = Callable[[Buffers, Mapping[str, Range]], None]
 """Writes the work on one tile: (the buffer of each operand, the part of each role) -> nothing."""
 
-_LOOP = 7
+LOOP = 7
 """From how many whole tiles on a loop is written: the first two and the last stay outside of it."""
 
 
@@ -24,6 +24,28 @@ class Use:
     operand: Operand
     reads: bool = True
     writes: bool = False
+
+
+@dataclass(frozen=True)
+class Along:
+    """How the part of one role moves from tile to tile."""
+
+    role: str
+    size: int
+    step: int
+    """From one tile to the next."""
+    first: int = 0
+
+    def part(self, tile: int) -> Range:
+        """Of tile number `tile`."""
+        return Range(self.first + tile * self.step, self.size)
+
+    def moving(self, stage: Stage, variable: SSAValue, unit: int, tiles: int) -> Range:
+        """Of the tile whose number is `variable / unit`, one of `tiles`. `step` is a multiple of `unit`."""
+        window = None
+        if self.first:
+            window = Range(self.first, (tiles - 1) * self.step + self.size)
+        return Range(stage.scaled(variable, self.step // unit), self.size, window=window)
 
 
 @dataclass(frozen=True)
@@ -40,19 +62,12 @@ class TileSequence:
     size: int
     double: bool
 
-    @property
-    def whole(self) -> int:
-        return self.extent // self.size
-
-    @property
-    def rest(self) -> int:
-        return self.extent % self.size
-
     def write(
         self, stage: Stage, uses: Sequence[Use], parts: Mapping[str, Range], work: Work
     ) -> None:
         """Write the sequence; `parts` are those of other roles."""
-        if not self.double or self.whole + bool(self.rest) < 2:
+        whole, rest = divmod(self.extent, self.size)
+        if not self.double or whole + bool(rest) < 2:
             for offset, size in stage.tiles(self.extent, self.size):
                 here = {**parts, self.role: Range(offset, size)}
                 tile = _Tile(stage, uses, here)
@@ -60,7 +75,43 @@ class TileSequence:
                 work(tile.buffers, here)
                 stage.wait(*tile.take(here))
             return
-        _Pipeline(self, stage, uses, parts, work).write()
+        last = {**parts, self.role: Range(whole * self.size, rest)} if rest else None
+        tiles = _Numbered(whole, [Along(self.role, self.size, self.size)], parts, last)
+        _Pipeline(tiles, stage, uses, work).write()
+
+
+def write_run(
+    stage: Stage,
+    uses: Sequence[Use],
+    count: int,
+    along: Sequence[Along],
+    parts: Mapping[str, Range],
+    work: Work,
+) -> None:
+    """Write `count` equal tiles, two or more, of which several roles move, each step a multiple of the first role's. Two sets of
+    buffers take turns. `parts` are those of other roles."""
+    _Pipeline(_Numbered(count, along, parts, None), stage, uses, work).write()
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """Equal tiles that are numbered from 0, and perhaps a smaller one after them."""
+
+    whole: int
+    along: Sequence[Along]
+    parts: Mapping[str, Range]
+    last: Mapping[str, Range] | None
+
+    @property
+    def total(self) -> int:
+        return self.whole + (self.last is not None)
+
+    def at(self, tile: int) -> dict[str, Range]:
+        """The parts of tile number `tile`."""
+        if tile == self.whole:
+            assert self.last is not None
+            return dict(self.last)
+        return {**self.parts, **{a.role: a.part(tile) for a in self.along}}
 
 
 class _Tile:
@@ -70,9 +121,8 @@ class _Tile:
         self._stage, self._uses = stage, uses
         self.buffers: dict[Operand, SSAValue] = {}
         for use in uses:
-            shape = [r.size for r in use.operand.ranges(parts) if r.keep]
             name = f"{use.operand.value.name_hint or 'operand'}_tile"
-            self.buffers[use.operand] = stage.alloc(use.operand.element, shape, name)
+            self.buffers[use.operand] = stage.tile(use.operand, parts, name)
 
     def bring(self, parts: Mapping[str, Range]) -> list[SSAValue]:
         """Start the transfers that fill the buffers."""
@@ -92,12 +142,23 @@ class _Tile:
 
 
 def write_tiles(
-    stage: Stage, uses: Sequence[Use], tiles: Iterable[tuple[Mapping[str, Range], Work]]
+    stage: Stage,
+    uses: Sequence[Use],
+    tiles: Iterable[tuple[Mapping[str, Range], Work]],
+    *,
+    double: bool = True,
 ) -> None:
-    """Write tiles of any shapes one by one, each with (its parts, its work). Transfers go on during the work, as above.
+    """Write tiles of any shapes one by one, each with (its parts, its work). `double`: transfers go on during the work, as above.
 
     No operand may be read and written.
     """
+    if not double:
+        for parts, work in tiles:
+            tile = _Tile(stage, uses, parts)
+            stage.wait(*tile.bring(parts))
+            work(tile.buffers, parts)
+            stage.wait(*tile.take(parts))
+        return
     waiting = list(tiles)
     going: list[list[SSAValue]] = [[], []]
     tile = _Tile(stage, uses, waiting[0][0])
@@ -116,59 +177,47 @@ def write_tiles(
 
 
 class _Pipeline:
-    def __init__(
-        self,
-        sequence: TileSequence,
-        stage: Stage,
-        uses: Sequence[Use],
-        parts: Mapping[str, Range],
-        work: Work,
-    ):
-        self._sequence, self._stage, self._uses = sequence, stage, uses
-        self._parts, self._work = parts, work
+    def __init__(self, tiles: _Numbered, stage: Stage, uses: Sequence[Use], work: Work):
+        self._tiles, self._stage, self._uses, self._work = tiles, stage, uses, work
         # A buffer that goes both ways must be empty before it is filled again.
         self._shared = any(u.reads and u.writes for u in uses)
-        count = min(2, sequence.whole)
-        self._sets = [_Tile(stage, uses, self._at(0)) for _ in range(count)]
+        count = min(2, tiles.whole)
+        self._sets = [_Tile(stage, uses, tiles.at(0)) for _ in range(count)]
         self._last: _Tile | None = None
 
-    def _at(self, tile: int) -> dict[str, Range]:
-        """The parts of tile number `tile`."""
-        s = self._sequence
-        size = s.size if tile < s.whole else s.rest
-        return {**self._parts, s.role: Range(tile * s.size, size)}
-
     def _set(self, tile: int) -> _Tile:
-        if tile < self._sequence.whole:
+        if tile < self._tiles.whole:
             return self._sets[tile % 2]
         if self._last is None:
-            self._last = _Tile(self._stage, self._uses, self._at(tile))
+            self._last = _Tile(self._stage, self._uses, self._tiles.at(tile))
         return self._last
 
     def write(self) -> None:
-        s, stage = self._sequence, self._stage
-        total = s.whole + bool(s.rest)
-        coming = self._set(0).bring(self._at(0))
+        tiles, stage = self._tiles, self._stage
+        coming = self._set(0).bring(tiles.at(0))
         going: list[list[SSAValue]] = [[], []]
         """The transfers that take back the results of the last tile but one, and of the last."""
         done = 0
-        if s.whole >= _LOOP:
+        if tiles.whole >= LOOP:
             for tile in range(2):
-                coming = self._numbered(tile, total, coming, going)
+                coming = self._numbered(tile, coming, going)
             # The loop's last tile brings operands of one more, which must be a whole one.
-            pairs = (s.whole - 1) // 2
+            pairs = (tiles.whole - 1) // 2
             coming, going = self._pairs(pairs, coming, going)
             done = 2 * pairs
-        for tile in range(done, total):
-            coming = self._numbered(tile, total, coming, going)
+        for tile in range(done, tiles.total):
+            coming = self._numbered(tile, coming, going)
         stage.wait(*going[0], *going[1])
 
     def _numbered(
-        self, tile: int, total: int, coming: Sequence[SSAValue], going: list[list[SSAValue]]
+        self, tile: int, coming: Sequence[SSAValue], going: list[list[SSAValue]]
     ) -> list[SSAValue]:
         """One tile at a known place. Returns the transfers that bring the next one's operands."""
-        following = (self._set(tile + 1), self._at(tile + 1)) if tile + 1 < total else None
-        return self._step(self._set(tile), self._at(tile), following, coming, going)
+        tiles = self._tiles
+        following = None
+        if tile + 1 < tiles.total:
+            following = self._set(tile + 1), tiles.at(tile + 1)
+        return self._step(self._set(tile), tiles.at(tile), following, coming, going)
 
     def _step(
         self,
@@ -193,17 +242,26 @@ class _Pipeline:
         self, pairs: int, coming: list[SSAValue], going: list[list[SSAValue]]
     ) -> tuple[list[SSAValue], list[list[SSAValue]]]:
         """Tiles 2 to 2 * `pairs` - 1, two at a time in a loop that carries the transfers."""
-        s, stage = self._sequence, self._stage
+        tiles, stage = self._tiles, self._stage
         carried = [*coming, *going[0], *going[1]]
         counts = [len(coming), len(going[0]), len(going[1])]
-        with stage.loop(2 * pairs * s.size, 2 * s.size, carried, start=2 * s.size) as loop:
+        unit = tiles.along[0].step
+        with stage.loop(2 * pairs * unit, 2 * unit, carried, start=2 * unit) as loop:
             variable, inner, handed_on = loop
             ahead, *behind = _groups(inner, counts)
-            window = (variable, 3 * s.size)
+            windows = {
+                a.role: replace(
+                    a.moving(stage, variable, unit, tiles.whole), size=2 * a.step + a.size
+                )
+                for a in tiles.along
+            }
 
             def at(tile: int) -> dict[str, Range]:
-                part = Range(tile * s.size, s.size, window=window)
-                return {**self._parts, s.role: part}
+                moved = {
+                    a.role: Range(tile * a.step, a.size, window=windows[a.role])
+                    for a in tiles.along
+                }
+                return {**tiles.parts, **moved}
 
             first, second = self._sets
             ahead = self._step(first, at(0), (second, at(1)), ahead, behind)

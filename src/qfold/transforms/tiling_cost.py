@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import lru_cache
 from math import prod
 
@@ -10,6 +11,8 @@ TRANSFER = 60
 """To set a transfer up and to notice its end."""
 DMA_ROW = 4
 """For each further row of a transfer that is not one run of bytes."""
+L1_ROW = 20
+"""For each row of one that has gaps between its rows in L1: a command of its own."""
 CALL = 100
 """Of a leaf function: the call, finding the share, and the barrier."""
 PANEL_STEP = 16
@@ -22,6 +25,16 @@ L2_ACCESS = 14
 """What a load from L2 takes more than one from L1."""
 CORE_CYCLES_PER_MAC = 2
 """Two cores share a float unit."""
+BYTE_CYCLES_PER_MAC = Fraction(3, 8)
+"""Of packed bytes: four products an instruction, and the loads of a block of 4 by 4."""
+PLAIN_CYCLES_PER_MAC = 5
+"""Of bytes that C multiplies one by one."""
+STORE_INTEGER = 8
+"""To requantise and store an element."""
+WORD_ROW = 3
+"""To shift a row of a window out of words, and multiply it."""
+WINDOW_BYTE = 3
+"""To find and copy a byte of a packed window."""
 BLOCK = 4
 """Rows and columns of accumulators that a core keeps in registers: shares of a product are whole blocks."""
 

@@ -11,7 +11,7 @@ from xdsl.dialects.linalg.attrs import IteratorType
 from xdsl.ir import Operation, SSAValue
 
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import shape_of, type_of
+from qfold.dialects.contraction import WORD_WINDOWS, shape_of, type_of
 from qfold.dialects.element_types import bit_width
 from qfold.ir.generics import indexing_maps, loop_extents
 from qfold.ir.shared_loops import accesses, shared_loops
@@ -41,6 +41,12 @@ def split_of(ops: Sequence[Operation], cores: int) -> tuple[int, ...]:
         case qkernel.PackOp():
             panels, k, _ = shape_of(op.y)
             return _panels_and_steps(max(1, panels), max(1, k), cores)
+        case qkernel.PackedQuantMatmulOp():
+            m, n = shape_of(op.y)
+            return _whole_bytes(best_grid(blocks(m), blocks(n), cores), [op.y])
+        case qkernel.PackBytesOp() | qkernel.PackWindowOp():
+            panels, words, *_ = shape_of(op.y)
+            return _panels_and_steps(max(1, panels), max(1, words), cores)
         case qkernel.RowSumOp():
             return balanced(shape_of(op.y), cores)
         case qkernel.DequantMatmulOp() | qkernel.MatmulOp() | qkernel.QuantMatmulOp():
@@ -53,6 +59,8 @@ def split_of(ops: Sequence[Operation], cores: int) -> tuple[int, ...]:
             return _whole_bytes(conv_split(shape_of(op.y), cores), [op.y])
         case qkernel.QuantConvOp():
             y = op.y
+            if WORD_WINDOWS in op.attributes:
+                return balanced((*shape_of(y)[:-1], 1), cores)
         case _:
             y = op.operands[-1]
     return _whole_bytes(balanced(shape_of(y), cores), [y])

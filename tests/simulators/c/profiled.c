@@ -1,4 +1,4 @@
-/* Known numbers of calls and loads of each kind. */
+/* Known numbers of calls, of loads of each kind and of dot products. */
 #include "port.h"
 
 void kinds(const void *data);
@@ -16,7 +16,8 @@ __asm__(".text\n.globl kinds\n.type kinds, @function\n"
         ".insn i 0x0b, 0, t0, 1(a0)\n"  /* p.lb */
         ".insn i 0x0b, 4, t0, 1(a0)\n"  /* p.lbu */
         ".insn i 0x0b, 0, t0, 1(a0)\n"
-        "nop\nnop\n"
+        ".insn r 0x57, 1, 0x5c, t2, t3, t4\n" /* pv.sdotsp.b */
+        ".insn r 0x57, 4, 0x44, t2, t3, t4\n" /* pv.dotusp.sc.h */
         "addi a0, a0, -15\n"
         ".insn i 0x0b, 2, t0, 4(a0)\n"           /* p.lw */
         ".insn r 0x0b, 7, 0x08, t0, a0, x0\n"    /* p.lh by a register */

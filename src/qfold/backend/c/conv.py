@@ -92,8 +92,10 @@ def conv_problem(
         if op.window_sum is not None:
             group = variable("g") if groups > 1 else Linear()
             sums = buffers[op.window_sum].at([variable("n"), group, *dims[2:]])
-    numbers, zero_point = FLOATS, None
+    numbers, zero_point, padding = FLOATS, None, 0
     if isinstance(op, qkernel.QuantConvOp):
+        if op.padding is not None:
+            rows, columns, padding = rows.fill(), columns.fill(), op.padding
         operands = IntegerOperands.of_conv(op, buffers)
         numbers, zero_point = INTEGERS, operands.data_zero
         weight = IntegerWeight(w, zero_point=operands.weight_zero)
@@ -105,7 +107,7 @@ def conv_problem(
         rows, columns = flat
     window = Window(x.shape[0], groups, x.shape[1] // groups, per_group, rows, columns, source, x)
     problem = Windowed(
-        window, epilogue, dims, targets, weight, at_w, channel, sums, numbers, zero_point
+        window, epilogue, dims, targets, weight, at_w, channel, sums, numbers, zero_point, padding
     )
     return problem, flat is not None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from qfold.backend.c.contraction import Epilogue
-from qfold.backend.c.layout import Buffer, Linear
+from qfold.backend.c.layout import Buffer, Linear, variable
 from qfold.backend.c.text import Writer
 from qfold.backend.c.window import Windowed, with_taps_as_one
 from qfold.ir.layouts import Layout
@@ -141,9 +141,10 @@ class DirectPrinter:
                     if self.ahead:
                         value = f"w_k[{r}][{self._tap().text()}]"
                     out.line(f"const {self.numbers.operand} w{r} = {value};")
-            position = self._input_column()
+            position, ix = self._input_column()
             with out.loop("ox", end, first):
-                out.line(f"const {self.numbers.operand} v = {self.problem.source(position)};")
+                value = self.problem.source(position, variable("iy"), ix)
+                out.line(f"const {self.numbers.operand} v = {value};")
                 at = "ox - x0" if split else "ox"
                 for r in range(size):
                     product = "v" if weight is None else self.numbers.product(f"w{r}", "v")
@@ -161,8 +162,8 @@ class DirectPrinter:
         if rows.clipped:
             stack.enter_context(out.block(f"if (iy >= 0 && iy < {rows.size})"))
 
-    def _input_column(self) -> Linear:
-        """Where the tap of output ox is in x."""
+    def _input_column(self) -> tuple[Linear, Linear]:
+        """Where the tap of output ox is in x, and its column."""
         w = self.window
         columns = w.columns
         ix = Linear({"ox": columns.stride, "kx": columns.dilation}, -columns.pad)
@@ -171,7 +172,7 @@ class DirectPrinter:
         x = w.x
         step = x.coefficient("ix")
         rest = {n: c for n, c in x.terms.items() if n != "ix" and self._live(n)}
-        return Linear(rest, x.constant) + ix.scaled(step)
+        return Linear(rest, x.constant) + ix.scaled(step), ix
 
     def _live(self, name: str) -> bool:
         """Whether a loop variable exists: loops of one trip are not printed."""

@@ -55,7 +55,8 @@ def _formula(op: Operation) -> str:
             return f"y[m, n] = sum over k of {a} * {_difference(w, op.b_zero_point)} in 32 bits{suffix}"
         case qkernel.QuantConvOp():
             x, w = _difference("x", op.x_zero_point), _difference("w", op.w_zero_point)
-            return f"y = sum of {x} * {w} over each window in 32 bits{suffix}"
+            padded = "" if op.padding is None else f", padding {op.padding},"
+            return f"y = sum of {x} * {w} over each window{padded} in 32 bits{suffix}"
         case qkernel.DequantConvOp():
             return f"y = {_dequantized(op, 'x * w', 'window_sum')} over each window{suffix}"
         case qkernel.ConvOp():
@@ -72,6 +73,15 @@ def _formula(op: Operation) -> str:
             if op.zero_point is not None:
                 product = f"({product} - zero_point * row_sum)"
             return f"y[m, n] = {'' if op.scale is None else 'scale * '}{product}{suffix}"
+        case qkernel.PackBytesOp():
+            w = "w[n, k]" if op.transpose_b is not None else "w[k, n]"
+            return f"y[n / 4, k / 4, n % 4, k % 4] = {w}, words of four k, panels of four columns"
+        case qkernel.PackWindowOp():
+            what = "the windows of x as columns n, their elements (channel first) as k"
+            return f"y[n / 4, k / 4, n % 4, k % 4] = {what}; {op.padding} around x"
+        case qkernel.PackedQuantMatmulOp():
+            p = "p[n / 4, k / 4, n % 4, k % 4]"
+            return f"y[m, n] = sum over k of a[m, k] * {p} in 32 bits{suffix}"
         case qkernel.RowSumOp():
             return "y[m] = sum over k of a[m, k]"
         case linalg.GenericOp():

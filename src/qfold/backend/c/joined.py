@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
 
 from xdsl.dialects import memref
 from xdsl.dialects.builtin import MemRefType
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, SSAValue
+from xdsl.ir.affine import AffineDimExpr
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
 from qfold.backend.c.loops import GenericPrinter, Variable, check_split, loop_extents
@@ -52,8 +55,11 @@ def print_joined(
                 range_ = Range.whole(extent) if ranges is None else ranges[loop]
                 stack.enter_context(out.loop(f"i{loop}", range_.last, range_.first))
         for value, buffer in variables.items():
-            start = _start(value, nests, buffers, shared)
-            out.line(f"{value_type(buffer.element)} {buffer.name}{start};")
+            type_ = value_type(buffer.element)
+            if isinstance(buffer, Row):
+                out.line(f"{type_} {buffer.name}[{buffer.elements}];")
+            else:
+                out.line(f"{type_} {buffer.name}{_start(value, nests, buffers, shared)};")
         for fill, op in nests:
             value = op.outputs[0]
             _print_nest(out, op, known, fill, shared.depth, alone=split is None)
@@ -62,20 +68,58 @@ def print_joined(
                 out.line(target.store(_position(op, target, shared), variables[value].name))
 
 
+@dataclass(frozen=True)
+class Row(Buffer):
+    """What one point of the loops around holds of a buffer: an array, that each point writes again."""
+
+    looped: frozenset[int]
+    """Dimensions that the shared loops run through."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        strides: list[int] = []
+        count = 1
+        for d, extent in reversed(list(enumerate(self.shape))):
+            strides.insert(0, 0 if d in self.looped else count)
+            count *= 1 if d in self.looped else extent
+        return tuple(strides)
+
+    @property
+    def elements(self) -> int:
+        return prod(n for d, n in enumerate(self.shape) if d not in self.looped)
+
+
+def _row(
+    name: str, op: memref.AllocOp, nests: Sequence[linalg.GenericOp], shared: SharedLoops
+) -> Row:
+    """The array for a function's own buffer. Its dimensions are indexed by the shared loops in the same way everywhere."""
+    written = next(nest for nest in nests if nest.outputs[0] is op.memref)
+    looped = frozenset(
+        d
+        for d, e in enumerate(indexing_maps(written)[-1].results)
+        if isinstance(e, AffineDimExpr) and e.position < shared.depth
+    )
+    return Row(name, op.memref.type, looped)
+
+
 def _variables(
     nests: Sequence[linalg.GenericOp],
     buffers: Mapping[SSAValue, Buffer],
     locals_: Sequence[memref.AllocOp],
     shared: SharedLoops,
-) -> dict[SSAValue, Variable]:
-    """A variable for each value that is made and read at one point of the shared loops, and is one element there."""
+) -> dict[SSAValue, Buffer]:
+    """A variable for each value that is made and read at one point of the shared loops, and is one element there.
+
+    A function's own buffer of which a point has more is an array.
+    """
+    own: dict[SSAValue, MemRefType[Attribute]] = {op.memref: op.memref.type for op in locals_}
+    found: dict[SSAValue, Buffer] = {}
     for op in locals_:
         if shared.elements_per_point(op.memref) > 1:
-            raise UnsupportedOp(
-                op, "a function's own buffer has one element per point of its loops"
-            )
-    own: dict[SSAValue, MemRefType[Attribute]] = {op.memref: op.memref.type for op in locals_}
-    found: dict[SSAValue, Variable] = {}
+            if shared.points == 1:
+                raise UnsupportedOp(op, "a function's own buffer is of one point of its loops")
+            found[op.memref] = _row(f"p{len(found)}", op, nests, shared)
+            del own[op.memref]
     for index, op in enumerate(nests):
         value = op.outputs[0]
         before = {v for nest in nests[:index] for v, _ in accesses(nest)} | {*op.inputs}

@@ -18,6 +18,11 @@ from qfold.backend.c.layout import Buffer
 from qfold.backend.c.loops import print_copy, print_fill, print_generic
 from qfold.backend.c.matmul import print_dequant_matmul, print_matmul
 from qfold.backend.c.packed import print_pack, print_packed_matmul, print_row_sum
+from qfold.backend.c.packed_integers import (
+    print_pack_bytes,
+    print_pack_window,
+    print_packed_quant_matmul,
+)
 from qfold.backend.c.program import Kernel, NotLevel3, Program
 from qfold.backend.c.quant_conv import print_quant_conv
 from qfold.backend.c.quant_matmul import print_quant_matmul
@@ -88,6 +93,12 @@ def _print_op(
             print_packed_matmul(out, op, buffers, split)
         case "c.row_sum", qkernel.RowSumOp() if split is not None:
             print_row_sum(out, op, buffers, split)
+        case "c.pack_bytes", qkernel.PackBytesOp() if split is not None:
+            print_pack_bytes(out, op, buffers, split)
+        case "c.pack_window", qkernel.PackWindowOp() if split is not None:
+            print_pack_window(out, op, buffers, split)
+        case "c.packed_quant_matmul", qkernel.PackedQuantMatmulOp() if split is not None:
+            print_packed_quant_matmul(out, op, buffers, split)
         case "c.loops", linalg.GenericOp():
             print_generic(out, op, buffers, fill, split)
         case "c.loops", linalg.FillOp():

@@ -7,23 +7,26 @@ without which no compiler may vectorise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import frexp
 from typing import cast
 
-from xdsl.dialects import arith, memref
+from xdsl.dialects import arith, math, memref
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, MemRefType
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.dialects.linalg.attrs import IteratorType, IteratorTypeAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
+from qfold.backend.c.rounding import constant_float
 from qfold.backend.c.scalar import ScalarPrinter, UnsupportedOp
 from qfold.backend.c.share import BadSplit, Range, Split, byte_safe, shares
 from qfold.backend.c.text import Writer, without_parentheses
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import is_float
+from qfold.dialects.element_types import bit_width, is_float, is_unsigned
 
 _LANES = 32
 """Partial results of a float reduction: two AVX-512 registers, and more than GCC peels into scalar code."""
@@ -95,12 +98,22 @@ def print_fill(
     dims = [variable(f"i{d}") for d in range(len(target.shape))]
     if 0 in target.shape:
         return
-    value = ScalarPrinter(out).text(op.inputs[0])
+    value = fill_value(out, op)
     with ExitStack() as stack:
         loops = _over(out, stack, target, split)
         loops, operands = _collapse(loops, [_Operand(target, target.at(dims))], frozenset())
         _open(out, stack, loops)
         out.line(target.store(operands[0].position, value))
+
+
+def fill_value(out: Writer, op: linalg.FillOp) -> str:
+    """What is stored: of an unsigned type the number whose bits the signless constant has."""
+    scalar = op.inputs[0].owner
+    element = cast("MemRefType[Attribute]", op.outputs[0].type).get_element_type()
+    if is_unsigned(element) and isinstance(scalar, arith.ConstantOp):
+        number = cast("IntegerAttr[IntegerType]", scalar.value).value.data
+        return f"{number % (1 << bit_width(element))}"
+    return ScalarPrinter(out).text(op.inputs[0])
 
 
 def _over(out: Writer, stack: ExitStack, target: Buffer, split: Split | None) -> list[_Loop]:
@@ -245,7 +258,7 @@ class GenericPrinter:
             return
         output = self._operands[-1]
         if self._fill is not None and self._block.args[-1].uses:
-            start = ScalarPrinter(self._out).text(self._fill.inputs[0])
+            start = fill_value(self._out, self._fill)
             parallel = [x for x in self._loops if not x.reduction]
             loops, targets = _collapse(parallel, [output], frozenset())
             with ExitStack() as stack:
@@ -256,13 +269,22 @@ class GenericPrinter:
             value = self._body(output.buffer.load(output.position))
             self._out.line(output.buffer.store(output.position, value))
 
-    def _body(self, accumulator: str, replaced: Mapping[str, str] | None = None) -> str:
-        """Print the body; returns what it yields. `replaced` renames loop variables."""
+    def _body(
+        self,
+        accumulator: str,
+        replaced: Mapping[str, str] | None = None,
+        magnitudes: Sequence[SSAValue] = (),
+    ) -> str:
+        """Print the body; returns what it yields. `replaced` renames loop variables, `magnitudes` have no sign."""
         names = replaced or {}
         indices = [names.get(x, x) for x in self._names]
         captured = {v: b for v, b in self._buffers.items()}
         printer = ScalarPrinter(
-            self._out, indices=indices, captured=captured, divisors=self._divisors()
+            self._out,
+            indices=indices,
+            captured=captured,
+            divisors=self._divisors(),
+            magnitudes=magnitudes,
         )
         arguments: list[str] = []
         assert self._block.last_op is not None
@@ -280,22 +302,27 @@ class GenericPrinter:
         return printer.print(self._block, [*arguments, accumulator])
 
     def _divisors(self) -> list[SSAValue]:
-        """Elements that the innermost loop does not change, where dividing by them is worth a reciprocal: cores of a cluster
-        share a divider, and a division keeps it for many cycles."""
+        """What the innermost loop does not change, elements and constants, where dividing by it is worth a reciprocal: cores of
+        a cluster share a divider, and a division keeps it for many cycles. Compilers know what to do about a power of two."""
         if not self._on_cluster or not self._loops or self._loops[-1].extent < _SCALAR_LANES:
             return []
         name = self._loops[-1].name
         operands = zip(self._block.args[:-1], self._operands[:-1], strict=True)
-        return [
+        divisors: list[SSAValue] = [
             a for a, x in operands if isinstance(x.buffer, Variable) or x.coefficient(name) == 0
         ]
+        for op in self._block.ops:
+            number = constant_float(op.rhs) if isinstance(op, arith.DivfOp) else None
+            if number is not None and abs(frexp(number)[0]) != 0.5:
+                divisors.append(op.operands[1])
+        return divisors
 
     def _reduce(self, reductions: Sequence[_Loop]) -> None:
         """Reduction loops innermost, the accumulator in a variable (or in lanes)."""
         out, output = self._out, self._operands[-1]
         type_ = value_type(output.buffer.element)
         if self._fill is not None:
-            start = ScalarPrinter(out).text(self._fill.inputs[0])
+            start = fill_value(out, self._fill)
         else:
             start = output.buffer.load(output.position)
         combine = self._lane_op(reductions[-1])
@@ -347,8 +374,10 @@ class GenericPrinter:
             # Each lane starts from an element of its own: no neutral element is needed.
             element = self._element(combine, {loop.name: "l"})
             out.line(f"lane[l] = {without_parentheses(element)};")
+        # A largest magnitude is one, whichever elements it is of.
+        signless = combine.operands if _is_largest_magnitude(combine) else ()
         with out.loop(loop.name, whole, lanes, lanes), out.loop("l", lanes):
-            value = self._body("lane[l]", {loop.name: f"({loop.name} + l)"})
+            value = self._body("lane[l]", {loop.name: f"({loop.name} + l)"}, signless)
             out.line(f"lane[l] = {without_parentheses(value)};")
         if loop.extent != whole:
             with out.loop(loop.name, loop.extent, whole):
@@ -356,13 +385,15 @@ class GenericPrinter:
         half = lanes // 2
         while half >= 4:
             with out.loop("l", half):
-                out.line(f"lane[l] = {self._combined(combine, 'lane[l]', f'lane[l + {half}]')};")
+                other = self._combined(combine, "lane[l]", f"lane[l + {half}]", signless)
+                out.line(f"lane[l] = {other};")
             half //= 2
         rest = [f"lane[{i}]" for i in range(4)]
         total = self._combined(
             combine,
-            f"({self._combined(combine, *rest[:2])})",
-            f"({self._combined(combine, *rest[2:])})",
+            f"({self._combined(combine, rest[0], rest[1], signless)})",
+            f"({self._combined(combine, rest[2], rest[3], signless)})",
+            signless,
         )
         out.line(f"{accumulator} = {self._combined(combine, accumulator, f'({total})')};")
 
@@ -377,9 +408,16 @@ class GenericPrinter:
         return printer.print_value(self._block, element)
 
     @staticmethod
-    def _combined(op: Operation, a: str, b: str) -> str:
-        printer = ScalarPrinter(Writer())
+    def _combined(op: Operation, a: str, b: str, magnitudes: Collection[SSAValue] = ()) -> str:
+        printer = ScalarPrinter(Writer(), magnitudes=magnitudes)
         return printer.combine(op, a, b)
+
+
+def _is_largest_magnitude(op: Operation) -> bool:
+    """Whether `op` takes the larger of an accumulator and a magnitude."""
+    return isinstance(op, arith.MaximumfOp) and any(
+        isinstance(v.owner, math.AbsFOp) for v in op.operands
+    )
 
 
 def _renamed(position: Linear | str, names: Mapping[str, str]) -> Linear | str:

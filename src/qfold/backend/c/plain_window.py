@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from qfold.backend.c.contraction import Epilogue, Weight
-from qfold.backend.c.layout import Buffer, Linear
+from qfold.backend.c.layout import Buffer, Linear, variable
 from qfold.backend.c.plain import Place, declare, inside, moved, outputs, sums
 from qfold.backend.c.share import Range, Split, shares
 from qfold.backend.c.text import Writer
@@ -213,7 +213,7 @@ class _Printer:
                     stack.enter_context(out.loop(name, bounds[1], bounds[0]))
                 elif axis.kernel > 1:
                     stack.enter_context(out.loop(name, axis.kernel))
-                if name == "ky" and not self._no_row and w.x.coefficient("iy"):
+                if name == "ky" and not self._no_row and (w.x.coefficient("iy") or w.rows.filled):
                     iy = Linear({"oy": axis.stride, "ky": axis.dilation}, -axis.pad)
                     out.line(f"const ptrdiff_t iy = {self._at(iy).text()};")
             for r in range(size) if p.weight is not None else ():
@@ -225,8 +225,10 @@ class _Printer:
             for i in range(pixels):
                 step = w.x.coefficient("ix")
                 rest = Linear({n: c for n, c in w.x.terms.items() if n != "ix"}, w.x.constant)
-                at = self._at(rest + moved(ix, {"ox": i}).scaled(step))
-                out.line(f"const {numbers.operand} v{i} = {p.source(at)};")
+                column = moved(ix, {"ox": i})
+                at = self._at(rest + column.scaled(step))
+                value = p.source(at, variable("iy"), self._at(column))
+                out.line(f"const {numbers.operand} v{i} = {value};")
             for r in range(size):
                 for i in range(pixels):
                     s = names[r][i]

@@ -15,11 +15,10 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from qfold.dialects.element_types import bit_width
-from qfold.dialects.qmm import WeightAttr
+from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.targets import target_named
 
 ROLE = "qmm.role"
-NAME = "qmm.name"
 KERNEL = "qmm.kernel"
 DISPATCH = "qmm.dispatch"
 STAGED = "staged"
@@ -54,8 +53,10 @@ class Port:
     member: str
     """The member of net_in_t / net_out_t."""
     type: MemRefType[Attribute]
-    scale: float | None = None
-    zero_point: int | None = None
+    quant: QuantAttr | None = None
+    """What its integers stand for: per tensor."""
+    layout: str | None = None
+    """`NHWC` or `NLC`, where that is not what the model has."""
 
 
 @dataclass(frozen=True)

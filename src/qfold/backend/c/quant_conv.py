@@ -1,8 +1,8 @@
 """`c.quant_conv`: convolutions of integers as products of a weight and the windows of x, gathered a tile at a time.
 
 As in `c.quant_matmul`, differences from the zero points are laid out along K (channel, row and column of the kernel) in 16 bits.
-Padding is a difference of 0. Nothing but a tile's windows is ever copied. Where a group has few output channels (one, when it is
-depthwise), gathering does not pay: these go tap by tap, as convolutions of floats do.
+Padding is a difference of 0, or `pad_value`. Nothing but a tile's windows is ever copied. Where a group has few output channels
+(one, when it is depthwise), gathering does not pay: these go tap by tap, as convolutions of floats do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from qfold.dialects.contraction import window_of
 
 _FEW = 4
 """Output channels of a group, below which windows are not worth gathering: a depthwise convolution has one."""
-_TILE = 32 * 256
-"""Elements of the windows of a tile, if they can be that few: 16 KiB."""
+_DEPTH = 288
+"""Elements of windows that are laid out at a time: 32 channels of 3 x 3."""
+_TILE = 32 * _DEPTH
+"""Elements of the windows of a tile, if they can be that few: 18 KiB."""
 
 
 class _Conv(IntegerForm):
@@ -37,6 +39,7 @@ class _Conv(IntegerForm):
         self.operands = o = IntegerOperands.of_conv(op, buffers)
         x, w, y = o.data, o.weight, buffers[op.y]
         groups, strides, pads, dilations = window_of(op)
+        self.padding = op.padding or 0
         self.rows_axis, self.columns_axis = axes_of(
             x.shape[2:], w.shape[2:], y.shape[2:], strides, pads, dilations
         )
@@ -67,8 +70,9 @@ class _Conv(IntegerForm):
 
     @property
     def depth(self) -> int:
-        """Whole channels, so that the windows of a chunk are whole."""
-        return max(1, super().depth // self.taps) * self.taps
+        """Whole channels, so that the windows of a chunk are whole; as many in each chunk, if possible."""
+        parts = -(-self.channels // max(1, _DEPTH // self.taps))
+        return -(-self.channels // max(1, parts)) * self.taps
 
     def print(self) -> None:
         out = self.out
@@ -97,34 +101,57 @@ class _Conv(IntegerForm):
 
     def lay_out_columns(self, n0: str, width: int, origin: str, depth: str) -> None:
         out = self.out
-        axes = (("ky", "iy", "oy", self.rows_axis), ("kx", "ix", "ox", self.columns_axis))
-        inside = [f"{i} >= 0 && {i} < {axis.size}" for _, i, _, axis in axes if axis.clipped]
+        axes = self._axes
         value = difference(self.operands.data, self.at_x, self.operands.data_zero, Linear())
-        if inside:
-            value = f"(int16_t)({' && '.join(inside)} ? {value} : 0)"
-        places = {
-            i: self._place(tap, output, axis)
-            for tap, i, output, axis in axes
-            if _mentioned(i, [value])
-        }
+        inside = [f"{i} >= 0 && {i} < {axis.size}" for _, i, _, axis in axes if axis.clipped]
         first, last = "0", str(self.channels)
         if origin != "0":
             first, last = f"{origin} / {self.taps}", f"({origin} + {depth}) / {self.taps}"
+        # Of most pixels the whole window is inside.
+        corners = [
+            f"{self._place('0', output, axis)} >= 0 && "
+            f"{self._place(str(axis.kernel - 1), output, axis)} < {axis.size}"
+            for _, _, output, axis in axes
+            if axis.clipped
+        ]
         with out.loop("c", width), ExitStack() as stack:
-            self._pixel(n0, list(places.values()))
+            places = [
+                self._place(t, output, a) for t, i, output, a in axes if _mentioned(i, [value])
+            ]
+            self._pixel(n0, [*places, *corners])
             out.line("ptrdiff_t k = 0;")
+            if not inside:
+                self._gather(value, first, last)
+                return
+            with out.block(f"if ({' && '.join(corners)})"):
+                self._gather(value, first, last)
+            stack.enter_context(out.otherwise())
+            clipped = f"(int16_t)({' && '.join(inside)} ? {value} : {self.padding})"
+            self._gather(clipped, first, last)
+
+    @property
+    def _axes(self) -> tuple[tuple[str, str, str, Axis], ...]:
+        """(tap, place in x, output, axis) of rows and columns."""
+        return (("ky", "iy", "oy", self.rows_axis), ("kx", "ix", "ox", self.columns_axis))
+
+    def _gather(self, value: str, first: str, last: str) -> None:
+        """The windows of one pixel in the channels from `first` up to `last`."""
+        out = self.out
+        with ExitStack() as stack:
             stack.enter_context(out.loop("ci", last, first))
-            for tap, i, _, axis in axes:
+            for tap, i, output, axis in self._axes:
                 if axis.kernel > 1:
                     stack.enter_context(out.loop(tap, axis.kernel))
-                if i in places:
-                    out.line(f"const ptrdiff_t {i} = {places[i]};")
+                if _mentioned(i, [value]):
+                    out.line(f"const ptrdiff_t {i} = {self._place(tap, output, axis)};")
             out.line(f"columns[c][k++] = {value};")
 
     @staticmethod
     def _place(tap: str, output: str, axis: Axis) -> str:
-        """The row or column of x that a tap reads for an output."""
+        """The row or column of x that a tap, a variable or a number, reads for an output."""
         terms = {output: axis.stride if axis.output > 1 else 0}
+        if tap.isdigit():
+            return Linear(terms, int(tap) * axis.dilation - axis.pad).text()
         terms[tap] = axis.dilation if axis.kernel > 1 else 0
         return Linear(terms, -axis.pad).text()
 

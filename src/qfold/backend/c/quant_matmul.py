@@ -4,7 +4,8 @@ Two forms:
 
 * blocks: the sums of 4 rows x 2 columns run along K together. Compilers make multiply-and-add instructions of 16-bit pairs from
   that (SSE2's `pmaddwd` and its kin). Both operands are laid out along K for it, as differences: the columns of a tile once for
-  up to 64 rows, the rows of a block once for up to 32 columns.
+  up to 64 rows, the rows of a block once for up to 32 columns. Zeros fill up the last vector, as what is left over would be
+  computed one by one.
 * columns: for up to 4 rows, and a second operand that lies along N and is not worth turning round: 32 sums of a row side by side.
 
 Sums are unsigned, so that they may wrap on the way to a result that does not.
@@ -30,9 +31,16 @@ _WIDTH = 32
 """Columns of a tile."""
 _DEPTH = 256
 """Elements of K that are laid out at a time: 16 KiB of a tile's columns."""
+_LANES = 16
+"""Elements of a vector of 32 bytes."""
 _ROWS = 4
 _COLUMNS = 2
 """Of a block: its 8 sums and the operands are as many as there are SSE registers."""
+
+
+def whole_vectors(length: int) -> int:
+    """`length` rounded up to whole vectors, unless it is less than half of one."""
+    return -(-length // _LANES) * _LANES if length >= _LANES // 2 else length
 
 
 class IntegerForm(TiledForm):
@@ -43,7 +51,8 @@ class IntegerForm(TiledForm):
 
     @property
     def depth(self) -> int:
-        return _DEPTH
+        parts = -(-self.p.k // _DEPTH)
+        return whole_vectors(-(-self.p.k // parts)) if parts > 1 else _DEPTH
 
     def print(self) -> None:
         self.column_tiles(_WIDTH)
@@ -53,29 +62,37 @@ class IntegerForm(TiledForm):
 
     def accumulate(self, raw: str, n0: str, width: int, origin: str, depth: str, held: int) -> None:
         out = self.out
-        out.line(f"int16_t columns[{width}][{self.chunk}];")
+        length = whole_vectors(self.chunk)
+        filled = depth == str(length)
+        out.line(f"int16_t columns[{width}][{length}];")
         self.lay_out_columns(n0, width, origin, depth)
+        if not filled:
+            with out.loop("c", width), out.loop("k", length, depth):
+                out.line("columns[c][k] = 0;")
         for start, end, step in self.row_blocks(held, _ROWS):
             with out.loop("m", end, start, step):
-                out.line(f"int16_t rows_k[{step}][{self.chunk}];")
+                out.line(f"int16_t rows_k[{step}][{length}];")
                 for r in range(step):
                     with out.loop("k", depth):
                         row = self.row(f"m + {r}" if r else "m", held)
                         out.line(f"rows_k[{r}][k] = {self.row_element(row, origin)};")
-                self._blocks(raw, step, width, depth)
+                    if not filled:
+                        with out.loop("k", length, depth):
+                            out.line(f"rows_k[{r}][k] = 0;")
+                self._blocks(raw, step, width, length)
 
-    def _blocks(self, raw: str, rows: int, width: int, depth: str) -> None:
+    def _blocks(self, raw: str, rows: int, width: int, length: int) -> None:
         whole = width - width % _COLUMNS
         for start, end, step in ((0, whole, _COLUMNS), (whole, width, 1)):
             if start < end:
                 with self.out.loop("c", end, start, step):
-                    self._block(raw, rows, step, depth)
+                    self._block(raw, rows, step, length)
 
-    def _block(self, raw: str, rows: int, columns: int, depth: str) -> None:
+    def _block(self, raw: str, rows: int, columns: int, length: int) -> None:
         out = self.out
         pairs = [(r, c) for r in range(rows) for c in range(columns)]
         out.line("uint32_t " + ", ".join(f"s{r}{c} = 0" for r, c in pairs) + ";")
-        with out.loop("k", depth):
+        with out.loop("k", length):
             for r, c in pairs:
                 column = f"c + {c}" if c else "c"
                 product = f"(int32_t)rows_k[{r}][k] * columns[{column}][k]"

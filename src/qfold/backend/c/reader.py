@@ -10,7 +10,6 @@ from xdsl.dialects import arith, func, memref
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     DenseArrayBase,
-    FloatAttr,
     IntegerAttr,
     MemRefType,
     ModuleOp,
@@ -21,7 +20,6 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from qfold.backend.c.layout import span_bytes
 from qfold.backend.c.program import (
     DISPATCH,
-    NAME,
     ROLE,
     Arena,
     Dispatch,
@@ -39,6 +37,7 @@ from qfold.backend.c.text import Names
 from qfold.ir.globals import global_weight
 from qfold.ir.layouts import Layout
 from qfold.ir.locations import describe_location, node_names
+from qfold.ir.ports import PortFacts
 
 _TAKEN = ("is_aligned", "posix_memalign", "aligned_alloc", "run_on_core", "end_of_dispatch")
 """Names with an underscore that network.c or a C library has."""
@@ -166,18 +165,11 @@ class _Reader:
         members: Names,
         type_: MemRefType[Attribute],
     ) -> Port:
-        name_attr = attributes.get(NAME)
-        name = name_attr.data if isinstance(name_attr, StringAttr) else f"v{argument.index}"
+        facts = PortFacts.of(attributes)
+        name = f"v{argument.index}" if facts.name is None else facts.name
         if not Layout.of(type_).is_dense:
             raise NotLevel3(f"{name!r} of @main is not dense: {type_}")
-        scale, zero = attributes.get("qmm.scale"), attributes.get("qmm.zero_point")
-        return Port(
-            name,
-            members.unique(name),
-            type_,
-            cast(FloatAttr[Any], scale).value.data if isinstance(scale, FloatAttr) else None,
-            cast(IntegerAttr[Any], zero).value.data if isinstance(zero, IntegerAttr) else None,
-        )
+        return Port(name, members.unique(name), type_, facts.quant, facts.layout)
 
     def _call(self, op: func.CallOp, functions: dict[str, func.FuncOp], position: int) -> Dispatch:
         kernel = self._kernel(op.callee.string_value(), functions, "main")

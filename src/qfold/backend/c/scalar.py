@@ -24,6 +24,7 @@ from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.backend.c.layout import Buffer, value_type
+from qfold.backend.c.rounding import Rounding, constant_float, rounding_of
 from qfold.backend.c.text import (
     Writer,
     float_literal,
@@ -31,7 +32,7 @@ from qfold.backend.c.text import (
     is_postfix,
     without_parentheses,
 )
-from qfold.dialects.element_types import i1, i4, integer_range, is_unsigned, ui4
+from qfold.dialects.element_types import i1, i4, i32, integer_range, is_unsigned, ui4
 from qfold.ir.locations import describe_location
 
 _INLINE = 72
@@ -172,15 +173,8 @@ def _is_within(value: SSAValue, target: Attribute) -> bool:
     most = least.lhs.owner if isinstance(least, arith.MinnumfOp) else None
     if not isinstance(least, arith.MinnumfOp) or not isinstance(most, arith.MaxnumfOp):
         return False
-    bounds = [_number(most.rhs), _number(least.rhs)]
+    bounds = [constant_float(most.rhs), constant_float(least.rhs)]
     return all(b is not None and low <= b <= high for b in bounds)
-
-
-def _number(value: SSAValue) -> float | None:
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, FloatAttr):
-        return owner.value.value.data
-    return None
 
 
 def _of_itself(op: Operation) -> bool | None:
@@ -198,6 +192,7 @@ class ScalarPrinter:
 
     `indices[d]` is the C variable (or `0`) of iteration dimension d; `captured` are the memrefs that `memref.load` reads.
     A division by one of `divisors`, which the loop around does not change, goes by its reciprocal (`qf_div_by`: the same bits).
+    `magnitudes` are floats without a sign, as results of `math.absf` are.
     """
 
     def __init__(
@@ -208,12 +203,14 @@ class ScalarPrinter:
         captured: Mapping[SSAValue, Buffer] | None = None,
         prefix: str = "t",
         divisors: Collection[SSAValue] = (),
+        magnitudes: Collection[SSAValue] = (),
     ):
         self._out = out
         self._indices = indices
         self._captured = captured or {}
         self._prefix = prefix
         self._divisors = divisors
+        self._magnitudes = magnitudes
         self._texts: dict[SSAValue, str] = {}
         self._count = 0
 
@@ -252,9 +249,11 @@ class ScalarPrinter:
 
     def _read(self, op: Operation) -> list[SSAValue]:
         """The operands that the C form of `op` mentions: of a load no loop index, and none of a dimension of one element; of
-        a comparison with itself nothing."""
+        a comparison with itself nothing; of a rounding what is rounded."""
         if _of_itself(op) is not None:
             return []
+        if isinstance(op, arith.FPToSIOp) and (rounding := rounding_of(op)) is not None:
+            return self._rounded_from(rounding)
         if not isinstance(op, memref.LoadOp):
             return list(op.operands)
         shape = self._captured[op.memref].shape
@@ -263,6 +262,17 @@ class ScalarPrinter:
             for i, extent in zip(op.indices, shape, strict=True)
             if extent != 1 and not isinstance(i.owner, linalg.IndexOp)
         ]
+
+    def _rounded_from(self, rounding: Rounding) -> list[SSAValue]:
+        """What a rounding reads: of a quotient by one of the divisors, dividend and divisor."""
+        quotient = rounding.value.owner
+        if (
+            not rounding.is_wide
+            and isinstance(quotient, arith.DivfOp)
+            and quotient.rhs in self._divisors
+        ):
+            return [quotient.lhs, quotient.rhs]
+        return [rounding.value]
 
     def combine(self, op: Operation, a: str, b: str) -> str:
         """The expression of the binary `op` on `a` and `b` instead of its operands."""
@@ -275,7 +285,18 @@ class ScalarPrinter:
         if isinstance(op, arith.ConstantOp):
             self.bind(result, self._constant(op))
             return
-        text = self._expression(op)
+        if isinstance(op, arith.MulSIExtendedOp):
+            if op.low.type != i32:
+                raise UnsupportedOp(op, "only i32 is multiplied to two halves")
+            operands = f"{self.text(op.lhs)}, {self.text(op.rhs)}"
+            for half, name in ((op.low, "qf_mul_i32"), (op.high, "qf_mulhi_i32")):
+                if half.first_use is not None:
+                    self._define(op, half, f"{name}({operands})")
+            return
+        self._define(op, result, self._expression(op))
+
+    def _define(self, op: Operation, result: SSAValue, text: str) -> None:
+        """Bind a result of `op` to its expression, or to a variable of that."""
         atomic = text.replace("_", "").isalnum()
         # A cast is no work, and `_unsigned` may read what is below it instead: a variable would stay unused.
         short = len(text) <= _INLINE or isinstance(op, UnrealizedConversionCastOp)
@@ -312,6 +333,13 @@ class ScalarPrinter:
         constant = _of_itself(op)
         if constant is not None:
             return "true" if constant else "false"
+        if isinstance(op, arith.FPToSIOp) and (rounding := rounding_of(op)) is not None:
+            arguments = [self.text(v) for v in self._rounded_from(rounding)]
+            name = "qf_round_within" if len(arguments) == 1 else "qf_round_quotient"
+            if rounding.is_wide:
+                name = "qf_roundd_within"
+            bounds = [integer_literal(n, 32) for n in (rounding.low, rounding.high)]
+            return f"{name}({', '.join([*map(without_parentheses, arguments), *bounds])})"
         operands = [self.text(v) for v in op.operands]
         if isinstance(op, UnrealizedConversionCastOp):
             return self._reinterpreted(operands[0], op.results[0].type)
@@ -425,5 +453,8 @@ class ScalarPrinter:
             return call if signed else f"(int{width}_t){call}"
         if isinstance(op, arith.BitcastOp):
             return f"(int32_t)qf_bits({x})" if type_ == f32 else None
+        if isinstance(op, arith.MaximumfOp) and type_ == f32:
+            if all(v in self._magnitudes or isinstance(v.owner, math.AbsFOp) for v in op.operands):
+                return f"qf_maximum_magnitude({', '.join(operands)})"
         table = _MATH if type_ == f32 else _MATH_F64
         return f"{table[kind]}({', '.join(operands)})" if kind in table else None

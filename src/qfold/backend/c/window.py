@@ -19,9 +19,13 @@ class Axis:
     stride: int
     dilation: int
     pad: int
+    filled: bool = False
+    """Whether what lies beyond the input has a value: no tap is left out."""
 
     def inside(self, tap: int) -> tuple[int, int]:
-        """The outputs [first, end) for which `tap` falls inside the input."""
+        """The outputs [first, end) for which `tap` falls inside the input, or all where it is filled."""
+        if self.filled:
+            return 0, self.output
         shift = tap * self.dilation - self.pad
         first = max(0, -(shift // self.stride)) if shift < 0 else 0
         end = (self.size - 1 - shift) // self.stride + 1 if shift < self.size else 0
@@ -31,6 +35,19 @@ class Axis:
     @property
     def clipped(self) -> bool:
         return any(self.inside(t) != (0, self.output) for t in range(self.kernel))
+
+    def fill(self) -> Axis:
+        """The axis with its padding filled, if there is any."""
+        return replace(self, filled=self.clipped)
+
+    def condition(self, index: Linear) -> list[str]:
+        """What has to hold for a place on a filled axis to be in the input: of a known one, `false` or nothing."""
+        if not self.filled:
+            return []
+        text = index.text()
+        if not any(index.terms.values()):
+            return [] if 0 <= index.constant < self.size else ["false"]
+        return [f"{text} >= 0", f"{text} < {self.size}"]
 
 
 @dataclass(frozen=True)
@@ -100,9 +117,17 @@ class Windowed:
     zero_point: Buffer | None = None
     """What is subtracted from each element of x: of rank 0."""
 
-    def source(self, at: Linear) -> str:
-        """An element of x, less its zero point."""
+    padding: int = 0
+    """What filled axes hold beyond the input."""
+
+    def source(self, at: Linear, iy: Linear, ix: Linear) -> str:
+        """An element of x, in that row and column, less its zero point."""
         text = self.window.source.load(at)
+        inside = [*self.window.rows.condition(iy), *self.window.columns.condition(ix)]
+        if "false" in inside:
+            return str(self.padding)
+        if inside:
+            return f"({self.numbers.operand})({' && '.join(inside)} ? {text} : {self.padding})"
         if self.zero_point is None:
             return text
         return f"({self.numbers.operand})({text} - {self.zero_point.load(Linear())})"

@@ -9,8 +9,8 @@ statements (the *driver*) that compute a core's share of the work and call them.
 * `registers`: the allocator.
 * `generated`: what a generator is given (`LeafKernel`) and what it returns; `leaf`: what every generator asks of
   it; `qfold.backend.c.share` writes the loop over a core's parts.
-* `packed_matmul`, ...: the generators; `cost`: how the register block is chosen; `streams` and `epilogue`: what is done to
-  accumulators.
+* `packed_matmul`, ...: the generators; `cost`: how the register block is chosen; `inner_product`, `schedule`, `operands`: its
+  loop; `panel_driver`: the C around it; `streams`, `epilogue` and `integer_epilogue`: what is done to accumulators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from xdsl.dialects import func
 from xdsl.ir import SSAValue
 
 from qfold.backend.c.layout import Buffer
-from qfold.backend.riscv import dequant_matmul, pack, packed_matmul, row_sum
+from qfold.backend.riscv import (
+    depthwise,
+    dequant_matmul,
+    pack,
+    pack_bytes,
+    pack_window,
+    packed_matmul,
+    quant_matmul,
+    row_sum,
+)
 from qfold.backend.riscv.generated import (
     CannotGenerate,
     GeneratedKernel,
@@ -33,6 +42,10 @@ from qfold.targets import Target
 GENERATORS: Mapping[str, Generator] = {
     "riscv.pack": pack.generate,
     "riscv.packed_matmul": packed_matmul.generate,
+    "riscv.pack_bytes": pack_bytes.generate,
+    "riscv.pack_window": pack_window.generate,
+    "riscv.packed_quant_matmul": quant_matmul.generate,
+    "riscv.quant_conv": depthwise.generate,
     "riscv.dequant_matmul": dequant_matmul.generate,
     "riscv.dequant_matmul_inserti": dequant_matmul.generate_inserted,
     "riscv.row_sum": row_sum.generate,

@@ -48,7 +48,8 @@ def _assembly(
     names = ["a", "w", *(s.name for s in streams)]
     b = FunctionBuilder(kernel.symbol_of(phase, rows, columns), kernel.isa, names)
     subtracted = kernel.zero_point if kernel.loop.subtract != "none" else None
-    pointers = StreamPointers(b, [s for s in streams if s is not subtracted], held=held)
+    others = [s for s in streams if s is not subtracted]
+    pointers = StreamPointers(b, others, held=len(others) * held)
     zero = None if subtracted is None else b.arguments[subtracted.name]
     a, w = b.arguments["a"], b.arguments["w"]
     sums = phase.loop.accumulate(b, a, w, zero, rows, columns)

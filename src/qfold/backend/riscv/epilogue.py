@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import copysign, isnan
+from math import copysign
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr
-from xdsl.dialects.riscv import ops as riscv
-from xdsl.dialects.riscv.registers import FloatRegisterType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from qfold.backend.riscv.builder import FunctionBuilder
+from qfold.backend.riscv.float_ops import COMPUTED, FloatOps, number_of
 from qfold.backend.riscv.generated import CannotGenerate
 from qfold.backend.riscv.streams import PANEL, Stream, StreamPointers
-from qfold.dialects import riscv_zfinx as zfinx
 from qfold.dialects.contraction import EpilogueOperation
-from qfold.dialects.riscv_pulp import alu
-
-COMPUTED = (
-    arith.AddfOp,
-    arith.MulfOp,
-    arith.MaximumfOp,
-    arith.MinimumfOp,
-    arith.MaxnumfOp,
-    arith.MinnumfOp,
-)
-"""Ops of a region that there is code for, besides constants and the yield."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +118,7 @@ class EpilogueWriter:
         """What is the same for all rows: (stream, column) or a constant's bits -> the value."""
         self._unstored: list[tuple[int, int, SSAValue]] = []
         """Row, column and value of what is computed and not stored."""
-        self._canonical: set[SSAValue] = set()
-        """Results of float instructions: if they are NaN, then the canonical one, whose sign bit is 0."""
+        self._ops = FloatOps(b)
 
     def write(self, accumulators: Sequence[Sequence[SSAValue]]) -> None:
         """Finish and store a block."""
@@ -205,7 +190,7 @@ class EpilogueWriter:
                 else:
                     values[j] = b.fmul(values[j], scales[j])
                 self._store()
-        self._canonical.update(values.values())
+        self._ops.canonical.update(values.values())
         if e.region is not None:
             start = e.region.args[0]
             if addend is not None:
@@ -217,7 +202,8 @@ class EpilogueWriter:
             for op in e.computed:
                 self._load_operands(op, i, environments)
                 for environment in environments.values():
-                    environment[op.results[0]] = self._compute(op, environment)
+                    read = partial(self._read, environment=environment)
+                    environment[op.results[0]] = self._ops.compute(op, read)
                     self._store()
             last = e.region.last_op
             assert last is not None
@@ -247,100 +233,8 @@ class EpilogueWriter:
         return environment[value]
 
     def _constant(self, op: arith.ConstantOp) -> SSAValue:
-        number = _number(op)
+        number = number_of(op)
         key = ("constant", str(number), copysign(1.0, number))
         if key not in self._kept:
             self._kept[key] = self._b.fconst(number)
         return self._kept[key]
-
-    # region ops
-
-    def _compute(self, op: Operation, environment: Mapping[SSAValue, SSAValue]) -> SSAValue:
-        b = self._b
-        if isinstance(op, arith.MaximumfOp):
-            rectified = self._rectified(op, environment)
-            if rectified is not None:
-                return rectified
-        x, y = (self._as_float(self._read(v, environment)) for v in op.operands)
-        match op:
-            case arith.AddfOp():
-                result = b.fadd(x, y)
-            case arith.MulfOp():
-                result = b.fmul(x, y)
-            case arith.MaxnumfOp():
-                result = b.emit(zfinx.FMaxSOp(x, y)).rd
-            case arith.MinnumfOp():
-                result = b.emit(zfinx.FMinSOp(x, y)).rd
-            case arith.MaximumfOp() | arith.MinimumfOp():
-                return self._propagating(op, x, y)
-            case _:
-                raise AssertionError(op.name)
-        self._canonical.add(result)
-        return result
-
-    def _as_float(self, value: SSAValue) -> SSAValue:
-        """A value that an op before left as bits."""
-        if isinstance(value.type, FloatRegisterType) or self._b.float_in_x:
-            return value
-        moved = self._b.bits_to_float(value)
-        if value in self._canonical:
-            self._canonical.add(moved)
-        return moved
-
-    def _rectified(
-        self, op: arith.MaximumfOp, environment: Mapping[SSAValue, SSAValue]
-    ) -> SSAValue | None:
-        """
-        The maximum with +0 of what the FPU computed, as bits; None for another maximum. The larger of a float and +0, as
-        integers, is the larger float, and a NaN if that has a positive sign, as those from the FPU have.
-        """
-        for operand, bound in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
-            if not _is_positive_zero(bound) or isinstance(operand.owner, arith.ConstantOp):
-                continue
-            value = self._as_float(environment[operand])
-            if value in self._canonical:
-                b = self._b
-                result = b.emit(alu.MaxOp(b.float_to_bits(value), b.zero)).rd
-                self._canonical.add(result)
-                return result
-        return None
-
-    def _propagating(self, op: Operation, x: SSAValue, y: SSAValue) -> SSAValue:
-        """
-        A maximum or minimum that is NaN if an operand is: `fmax.s` and `fmin.s` return the other one. The result is bits, in an
-        integer register.
-        """
-        b = self._b
-        is_maximum = isinstance(op, arith.MaximumfOp)
-        left, right = op.operands
-        picked = b.emit((zfinx.FMaxSOp if is_maximum else zfinx.FMinSOp)(x, y)).rd
-        checks = [
-            b.emit(zfinx.FeqSOp(value, value)).rd
-            for value, operand in ((x, left), (y, right))
-            if not _is_a_number(operand)
-        ]
-        if not checks:
-            return picked
-        ordered = checks[0] if len(checks) == 1 else b.emit(riscv.AndOp(*checks)).rd
-        # 0 where both are numbers, else all bits: a NaN.
-        mask = b.addi(ordered, -1)
-        return b.emit(riscv.OrOp(b.float_to_bits(picked), mask)).rd
-
-    # endregion
-
-
-def _number(op: arith.ConstantOp) -> float:
-    assert isinstance(op.value, FloatAttr)
-    return op.value.value.data
-
-
-def _is_a_number(value: SSAValue) -> bool:
-    """Whether it cannot be NaN."""
-    return isinstance(value.owner, arith.ConstantOp) and not isnan(_number(value.owner))
-
-
-def _is_positive_zero(value: SSAValue) -> bool:
-    if not isinstance(value.owner, arith.ConstantOp):
-        return False
-    number = _number(value.owner)
-    return number == 0 and copysign(1.0, number) > 0

@@ -5,6 +5,9 @@ never waits alternates strictly: two multiply-adds, one load (4 x 4: 16 and 8). 
 step. Everything is loaded one step ahead. In the 4 x 4 schedule most operands of the next step go to the register of the one that
 they replace, as soon as that was read for the last time: all of A, and columns 0 and 1 of W, which the last row reads first.
 Columns 2 and 3 have two registers each, which alternate; so the loop body is two steps, and 16 + 4 + 6 registers hold the block.
+
+Packed dot products share nothing and take one cycle. There every operand goes to the register of the one that it replaces, and no
+load is followed by its use: a loop body of one step, in 16 + 4 + 4 registers.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Schedule:
     """Rows of A with one register: it is loaded again after its last use."""
     in_place_columns: frozenset[int]
     """The same for columns of W."""
+    steps: int = 2
+    """In a loop body: operands that are not loaded in place alternate between two registers."""
 
     @property
     def registers(self) -> int:
@@ -53,6 +58,28 @@ class Schedule:
 def schedule(rows: int, columns: int) -> Schedule:
     """The order for a block; columns of W are always read with column 0 last, so that its load can move the pointer on."""
     return _four_by_four() if (rows, columns) == (4, 4) else _doubled(rows, columns)
+
+
+def integer_schedule(rows: int, columns: int) -> Schedule:
+    """
+    The order for a block of dot products. Each row of A is loaded again after its products, each column of W after its product
+    with the last row, and the last row at the end, so that neither is what the next step begins with. One row has nothing to do
+    in the meantime: its operands have two registers each.
+    """
+    if rows == 1:
+        return _doubled(rows, columns)
+    step: list[Action] = []
+    order = list(reversed(range(columns)))
+    for i in range(rows - 1):
+        step += [Action("fma", i, j) for j in order]
+        step.append(Action("a", row=i))
+    for j in order:
+        step += (Action("fma", rows - 1, j), Action("w", column=j))
+    step.append(Action("a", row=rows - 1))
+    before = [Action("w", column=j, ahead=0) for j in order]
+    before += [Action("a", row=i, ahead=0) for i in range(rows)]
+    in_place = frozenset(range(rows)), frozenset(range(columns))
+    return Schedule(rows, columns, tuple(before), tuple(step), *in_place, steps=1)
 
 
 def _four_by_four() -> Schedule:

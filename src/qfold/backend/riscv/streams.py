@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import f32
@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from qfold.backend.c.layout import Buffer, Linear, c_type
 from qfold.backend.riscv.builder import FunctionBuilder, fits_12_bits
-from qfold.dialects.element_types import byte_size, is_unsigned
+from qfold.dialects.element_types import byte_size, i32, is_unsigned
 from qfold.dialects.qkernel import PANEL
 from qfold.dialects.riscv_pulp import memory
 
@@ -54,18 +54,21 @@ class Stream:
 
 
 class StreamPointers:
-    """The pointers of the streams while panels go by: in registers, or in the frame where the inner loop needs every register."""
+    """
+    The pointers of the streams while panels go by: in registers, or in the frame where the inner loop needs every register.
+    `held`: how many are in registers, those first that move with the panels.
+    """
 
-    def __init__(self, b: FunctionBuilder, streams: Sequence[Stream], *, held: bool):
+    def __init__(self, b: FunctionBuilder, streams: Sequence[Stream], *, held: int):
         self._b = b
-        self._streams = streams
-        self._held = held
+        self._streams = sorted(streams, key=lambda s: not s.panel_bytes)
+        self._held = {s.name for s in self._streams[:held]}
         self._values: dict[str, SSAValue] = {}
         self._slots: dict[str, int] = {}
         self._rows: dict[tuple[str, int], SSAValue] = {}
         for stream in streams:
             value = b.arguments[stream.name]
-            if held:
+            if stream.name in self._held:
                 self._values[stream.name] = value
             else:
                 self._slots[stream.name] = b.slot()
@@ -74,15 +77,18 @@ class StreamPointers:
     @property
     def carried(self) -> tuple[SSAValue, ...]:
         """What a loop over panels carries; the loop's arguments and results are given back to `take`."""
-        return tuple(self._values[s.name] for s in self._moving) if self._held else ()
+        return tuple(self._values[s.name] for s in self._carried)
 
     @property
     def _moving(self) -> list[Stream]:
         return [s for s in self._streams if s.panel_bytes]
 
+    @property
+    def _carried(self) -> list[Stream]:
+        return [s for s in self._moving if s.name in self._held]
+
     def take(self, values: Sequence[SSAValue]) -> None:
-        if self._held:
-            self._values |= dict(zip((s.name for s in self._moving), values, strict=True))
+        self._values |= dict(zip((s.name for s in self._carried), values, strict=True))
 
     def _pointer(self, stream: Stream) -> SSAValue:
         if stream.name not in self._values:
@@ -106,25 +112,35 @@ class StreamPointers:
 
     def load(self, stream: Stream, row: int, column: int) -> SSAValue:
         """An element as a float: integers of 8 bits are converted."""
+        value = self.element(stream, row, column)
+        return value if stream.element == f32 else self._b.int_to_float(value)
+
+    def element(self, stream: Stream, row: int, column: int) -> SSAValue:
+        """An element as it is: a float, an integer of 32 bits, or one of 8 bits, extended by its signedness."""
         b = self._b
         pointer, offset = self.address(stream, row, column)
-        if stream.element != f32:
-            narrow = memory.LbuOp if is_unsigned(stream.element) else memory.LbOp
-            return b.int_to_float(b.emit(narrow(pointer, offset)).rd)
-        return b.fload(pointer, offset)
+        if stream.element == f32:
+            return b.fload(pointer, offset)
+        if stream.element == i32:
+            return b.lw(pointer, offset)
+        narrow = memory.LbuOp if is_unsigned(stream.element) else memory.LbOp
+        return b.emit(narrow(pointer, offset)).rd
 
     def forget(self) -> None:
         """Values that are in the frame need not stay in registers."""
         self._rows.clear()
-        if not self._held:
-            self._values.clear()
+        self._values = {name: v for name, v in self._values.items() if name in self._held}
 
     def advance(self) -> None:
         """To the next panel."""
+        self.move(lambda stream: stream.panel_bytes)
+
+    def move(self, distance: Callable[[Stream], int]) -> None:
+        """Those that move with the panels, by so many bytes."""
         b = self._b
         for stream in self._moving:
-            moved = b.addi(self._pointer(stream), stream.panel_bytes)
-            if self._held:
+            moved = b.addi(self._pointer(stream), distance(stream))
+            if stream.name in self._held:
                 self._values[stream.name] = moved
             else:
                 b.spill(moved, self._slots[stream.name])

@@ -13,6 +13,7 @@ from qfold.dialects.qkernel.conv import ConvOp, DequantConvOp, WindowSumOp
 from qfold.dialects.qkernel.matmul import DequantMatmulOp, MatmulOp, RowSumOp
 from qfold.dialects.qkernel.packed import PANEL, PackedMatmulOp, PackOp, packed_shape
 from qfold.dialects.qkernel.packed_integers import (
+    STEPS,
     PackBytesOp,
     PackedQuantMatmulOp,
     PackWindowOp,
@@ -48,6 +49,7 @@ __all__ = [
     "CONTRACTIONS",
     "PANEL",
     "QKERNEL",
+    "STEPS",
     "STORAGE_TYPES",
     "TILED",
     "ConvOp",

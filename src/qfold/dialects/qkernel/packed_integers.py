@@ -237,5 +237,8 @@ class PackedQuantMatmulOp(KernelOp):
                 f"the activation and the output are matrices, got {self.a.type} and {self.y.type}"
             )
         (m, k), n = shape_of(self.a), shape_of(self.y)[1]
+        strides = cast("MemRefType[Attribute]", self.a.type).get_strides()
+        if k > 1 and strides is not None and strides[1] != 1:
+            raise VerifyException(f"rows of the activation are runs of bytes, got {self.a.type}")
         expect_shape("the packed operand", self.p, packed_bytes_shape(k, n))
         self.verify_output((m, n))

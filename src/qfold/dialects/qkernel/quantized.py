@@ -27,7 +27,12 @@ from qfold.dialects.contraction import (
     window_properties,
 )
 from qfold.dialects.element_types import i32
-from qfold.dialects.integer_operands import quant_conv_shape, quant_matmul_shape
+from qfold.dialects.integer_operands import (
+    pad_value_attr,
+    padding_of,
+    quant_conv_shape,
+    quant_matmul_shape,
+)
 from qfold.dialects.qkernel.base import KernelOp
 
 
@@ -102,7 +107,10 @@ class QuantMatmulOp(KernelOp):
 
 @irdl_op_definition
 class QuantConvOp(KernelOp):
-    """`y = epilogue(conv(x - x_zero_point, w - w_zero_point))` in i32, as `qmm.quant_conv`; padding adds nothing."""
+    """`y = epilogue(conv(x - x_zero_point, w - w_zero_point))` in i32, as `qmm.quant_conv`.
+
+    Padding adds nothing, or is `pad_value`.
+    """
 
     name = "qkernel.quant_conv"
     ACCUMULATOR: ClassVar[Attribute] = i32
@@ -122,6 +130,7 @@ class QuantConvOp(KernelOp):
     pads = prop_def(DenseArrayBase.constr(i64))
     dilations = prop_def(DenseArrayBase.constr(i64))
     groups = prop_def(IntegerAttr)
+    pad_value = opt_prop_def(IntegerAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
     def __init__(
@@ -134,6 +143,7 @@ class QuantConvOp(KernelOp):
         pads: Sequence[int],
         dilations: Sequence[int],
         groups: int,
+        pad_value: int | None = None,
         x_zero_point: SSAValue | None = None,
         w_zero_point: SSAValue | None = None,
         epilogue_operands: Sequence[SSAValue] = (),
@@ -152,12 +162,25 @@ class QuantConvOp(KernelOp):
             ),
             properties={
                 **window_properties(strides, pads, dilations, groups),
+                "pad_value": pad_value_attr(pad_value),
                 "epilogue_maps": epilogue_maps_attr(epilogue_maps),
             },
             regions=[region_or_none(epilogue)],
         )
 
+    @property
+    def padding(self) -> int | None:
+        """What the padding holds, as a stored integer; None: x's zero point, which adds nothing."""
+        return padding_of(self.pad_value)
+
     def verify_(self) -> None:
         self.verify_output(
-            quant_conv_shape(self.x, self.w, self.x_zero_point, self.w_zero_point, window_of(self))
+            quant_conv_shape(
+                self.x,
+                self.w,
+                self.x_zero_point,
+                self.w_zero_point,
+                window_of(self),
+                self.padding,
+            )
         )

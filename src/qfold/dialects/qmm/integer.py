@@ -41,7 +41,12 @@ from qfold.dialects.contraction import (
     window_properties,
 )
 from qfold.dialects.element_types import i32
-from qfold.dialects.integer_operands import quant_conv_shape, quant_matmul_shape
+from qfold.dialects.integer_operands import (
+    pad_value_attr,
+    padding_of,
+    quant_conv_shape,
+    quant_matmul_shape,
+)
 
 
 class _IntegerContractionOp(EpilogueOperation, HasCanonicalizationPatternsInterface):
@@ -139,8 +144,9 @@ class QuantConvOp(_IntegerContractionOp):
     """The convolution of `x - x_zero_point` with `w - w_zero_point` in i32: ONNX ConvInteger. 1-D and 2-D.
 
     x: [N, C, spatial...] of i8 or ui8; w: [M, C / groups, kernel...] of i8, ui8, i4 or ui4. `x_zero_point` has rank 0,
-    `w_zero_point` rank 0 or one per output channel ([M]). Padding is x's zero point, hence adds nothing, and is not
-    materialised.
+    `w_zero_point` rank 0 or one per output channel ([M]). Padding is x's zero point, hence adds nothing. Where x
+    has none, `pad_value` may say what the padding holds instead, as a stored integer of x's type: what the zero point was that
+    `qmm-expand-zero-points` took out. It is not materialised either way.
     """
 
     name = "qmm.quant_conv"
@@ -159,6 +165,7 @@ class QuantConvOp(_IntegerContractionOp):
     pads = prop_def(DenseArrayBase.constr(i64))
     dilations = prop_def(DenseArrayBase.constr(i64))
     groups = prop_def(IntegerAttr)
+    pad_value = opt_prop_def(IntegerAttr)
     traits = traits_def(Pure())
 
     def __init__(
@@ -170,6 +177,7 @@ class QuantConvOp(_IntegerContractionOp):
         pads: Sequence[int],
         dilations: Sequence[int],
         groups: int,
+        pad_value: int | None = None,
         x_zero_point: SSAValue | None = None,
         w_zero_point: SSAValue | None = None,
         epilogue_operands: Sequence[SSAValue] = (),
@@ -189,13 +197,26 @@ class QuantConvOp(_IntegerContractionOp):
             ),
             properties={
                 **window_properties(strides, pads, dilations, groups),
+                "pad_value": pad_value_attr(pad_value),
                 "epilogue_maps": epilogue_maps_attr(epilogue_maps),
             },
             regions=[region_or_none(epilogue)],
             result_types=[TensorType(result_element_type, shape)],
         )
 
+    @property
+    def padding(self) -> int | None:
+        """What the padding holds, as a stored integer; None: x's zero point, which adds nothing."""
+        return padding_of(self.pad_value)
+
     def verify_(self) -> None:
         self.verify_result(
-            quant_conv_shape(self.x, self.w, self.x_zero_point, self.w_zero_point, window_of(self))
+            quant_conv_shape(
+                self.x,
+                self.w,
+                self.x_zero_point,
+                self.w_zero_point,
+                window_of(self),
+                self.padding,
+            )
         )

@@ -48,7 +48,8 @@ Integers = npt.NDArray[np.int64]
 
 FLOOR = "floor"
 HALF_EVEN = "half_even"
-ROUNDINGS = (FLOOR, HALF_EVEN)
+HALF_ODD = "half_odd"
+ROUNDINGS = (FLOOR, HALF_EVEN, HALF_ODD)
 
 
 class _RequantizeOp(IRDLOperation):
@@ -100,7 +101,7 @@ class _RequantizeOp(IRDLOperation):
         axis = self.axis_index
         if axis is not None and not 0 <= axis < len(shape):
             raise VerifyException(f"axis {axis} of {self.accumulator.type}")
-        for name in self.PER_AXIS:
+        for name in (n for n in self.PER_AXIS if n in self.properties):
             size = len(cast(DenseArrayBase[Any], self.properties[name]))
             if size != 1 and (axis is None or size != shape[axis]):
                 expected = "1" if axis is None else f"1 or {shape[axis]}"
@@ -177,16 +178,19 @@ class RequantizeOp(_RequantizeOp):
 
 @irdl_op_definition
 class RequantizeShiftOp(_RequantizeOp):
-    """`y = clamp((acc * mul + add) >> shift)`, the shift rounding down (`floor`) or to nearest, halves to even (`half_even`).
+    """`y = clamp((acc * mul + add) >> shift)`, the shift rounding down (`floor`) or to nearest, halves to even or odd.
 
     ```mlir
     %q = qmm.requantize_shift %acc {mul = array<i64: 37>, add = array<i64: 512>, shift = 10 : i64, rounding = "floor"}
         : (tensor<4x2xi32>) -> tensor<4x2xi8>
     ```
 
-    Integers only: product and sum are exact in 64 bits, the shift rounds once. `RequantShift` of PULP's deployment tools
-    is `floor` with half of the divisor in `add`; `half_even` with a multiplier of 31 bits is the fixed-point form of
-    `qmm.requantize`, for cores without double precision. A zero point is in `add`, shifted.
+    Integers only: product and sum are of 64 bits, which they fit for any accumulator where `mul` has at most 31 (of longer ones,
+    its range has to be known), and the shift rounds once. `RequantShift` of PULP's deployment tools is `floor` with half of the
+    divisor in `add`. So is, with a multiplier of 31 bits, what `qmm-requantize-in-integers` makes of `qmm.requantize`, for cores
+    without double precision. A zero point is in `add`, shifted: halves that go to even before an odd one is added are `half_odd`.
+    With these two, `ties` (at most half of a unit; absent: 1) says how many rests from half of a unit on count as half of one:
+    products of a rounded multiplier may not be halves exactly.
     """
 
     name = "qmm.requantize_shift"
@@ -194,7 +198,8 @@ class RequantizeShiftOp(_RequantizeOp):
     add = prop_def(DenseArrayBase.constr(i64))
     shift = prop_def(DenseArrayBase.constr(i64))
     rounding = prop_def(StringAttr)
-    PER_AXIS: ClassVar = ("mul", "add", "shift")
+    ties = opt_prop_def(DenseArrayBase.constr(i64))
+    PER_AXIS: ClassVar = ("mul", "add", "shift", "ties")
 
     def __init__(
         self,
@@ -205,6 +210,7 @@ class RequantizeShiftOp(_RequantizeOp):
         shift: Sequence[int],
         *,
         rounding: str = FLOOR,
+        ties: Sequence[int] | None = None,
         axis: int | None = None,
         low: int | None = None,
         high: int | None = None,
@@ -216,6 +222,7 @@ class RequantizeShiftOp(_RequantizeOp):
                 "add": int_array(add),
                 "shift": int_array(shift),
                 "rounding": StringAttr(rounding),
+                "ties": None if ties is None else int_array(ties),
                 "axis": None if axis is None else IntegerAttr(axis, i64),
                 **_bounds(low, high),
             },
@@ -228,15 +235,25 @@ class RequantizeShiftOp(_RequantizeOp):
         mul, add, shift = (np.array(ints(p), np.int64) for p in (self.mul, self.add, self.shift))
         return mul, add, shift
 
+    @property
+    def tie_widths(self) -> Integers:
+        """`ties`: how many rests count as half of a unit, one number or one per index of the axis; 0 where nothing is cut off."""
+        ties = np.array([1] if self.ties is None else ints(self.ties), np.int64)
+        return np.minimum(ties, (np.int64(1) << self.parameters[2]) >> 1)
+
     def verify_(self) -> None:
         super().verify_()
         mul, add, shift = self.parameters
         if self.rounding.data not in ROUNDINGS:
-            raise VerifyException(f"rounding is {' or '.join(ROUNDINGS)}, got {self.rounding.data}")
-        if (np.abs(mul) > 2**31 - 1).any() or (np.abs(add) >= 2**62).any():
-            raise VerifyException("mul is within 31 bits and a sign, add within 62")
+            raise VerifyException(
+                f"rounding is one of {', '.join(ROUNDINGS)}, got {self.rounding.data}"
+            )
+        if (np.abs(mul) >= 2**46).any() or (np.abs(add) >= 2**62).any():
+            raise VerifyException("mul is within 46 bits and a sign, add within 62")
         if (shift < 0).any() or (shift > 62).any():
             raise VerifyException(f"a shift is 0 to 62, got {[int(s) for s in shift]}")
+        if self.ties is not None and (self.rounding.data == FLOOR or min(ints(self.ties)) < 0):
+            raise VerifyException(f"ties are 0 or more, of halves, got {self.ties} with {FLOOR}")
 
 
 @irdl_op_definition

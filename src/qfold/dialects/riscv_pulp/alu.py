@@ -289,6 +289,48 @@ class ClipuOp(ClipOperation):
 
 
 @irdl_op_definition
+class AddnOp(_RegisterInstruction):
+    """rd = (rs1 + rs2) >> imm, a sum of 32 bits as it wraps, shifted as a signed number."""
+
+    name = "riscv_pulp.addn"
+
+    rs1 = operand_def(IntRegisterType)
+    rs2 = operand_def(IntRegisterType)
+    rd = result_def(IntRegisterType)
+    immediate = attr_def(IntegerAttr[UI5])
+
+    assembly_format = (
+        "$rs1 `,` $rs2 `,` $immediate attr-dict `:` functional-type(operands, results)"
+    )
+
+    def __init__(
+        self,
+        rs1: SSAValue | Operation,
+        rs2: SSAValue | Operation,
+        immediate: int,
+        *,
+        rd: IntRegisterType = Registers.UNALLOCATED_INT,
+    ):
+        super().__init__(
+            operands=[rs1, rs2],
+            result_types=[rd],
+            attributes={"immediate": IntegerAttr(immediate, ui5)},
+        )
+
+    @property
+    def shift(self) -> int:
+        return self.immediate.value.data
+
+    def assembly_line_args(self) -> tuple[AssemblyInstructionArg, ...]:
+        return self.rd, self.rs1, self.rs2, self.immediate
+
+    def insn_args(self) -> str:
+        e = self.encoding
+        rd, rs1, rs2 = map(assembly_arg_str, (self.rd, self.rs1, self.rs2))
+        return f"r {e.opcode:#x}, {e.funct3}, {e.funct7 | self.shift:#x}, {rd}, {rs1}, {rs2}"
+
+
+@irdl_op_definition
 class ExtractOp(BitFieldOperation):
     """The field of rs1, sign-extended."""
 
@@ -372,6 +414,7 @@ OPS: Final[tuple[type[Operation], ...]] = (
     MaxuOp,
     ClipOp,
     ClipuOp,
+    AddnOp,
     ExtractOp,
     ExtractuOp,
     BclrOp,

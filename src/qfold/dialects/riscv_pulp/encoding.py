@@ -29,6 +29,7 @@ _LOAD_POST = 0x0B
 _STORE_POST = 0x2B
 _OP = 0x33
 _VECTOR = 0x57
+_NORMALIZED = 0x5B
 _HARDWARE_LOOP = 0x7B
 
 _LOADS = {"lb": (0, 0x00), "lh": (1, 0x08), "lw": (2, 0x10), "lbu": (4, 0x20), "lhu": (5, 0x28)}
@@ -60,6 +61,7 @@ ENCODINGS: Final[dict[str, Encoding]] = {
     "maxu": Encoding("p.maxu", _OP, 7, 0x02),
     "clip": Encoding("p.clip", _OP, 1, 0x0A),
     "clipu": Encoding("p.clipu", _OP, 2, 0x0A),
+    "addn": Encoding("p.addn", _NORMALIZED, 2),
     "mac": Encoding("p.mac", _OP, 0, 0x21),
     "msu": Encoding("p.msu", _OP, 1, 0x21),
     "extract": Encoding("p.extract", _OP, 0, 0x60),

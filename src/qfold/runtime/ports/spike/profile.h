@@ -1,8 +1,9 @@
-// What a program executes: targets of jumps and loads by address, for xpulp.cc.
+// What a program executes: targets of jumps, loads and packed dot products by address, for xpulp.cc.
 //
 // With QFOLD_SPIKE_PROFILE=FILE in the environment they are written to FILE at exit, as lines
 //   jump HART ADDRESS COUNT
 //   load HART ADDRESS NAME COUNT        NAME: lb, lw, flw, p.lbu ... without the c. of the short forms
+//   dot HART ADDRESS NAME COUNT         NAME: pv.sdotsp.b, pv.dotup.sc.h ...
 #ifndef SPIKE_PROFILE_H
 #define SPIKE_PROFILE_H
 
@@ -19,6 +20,14 @@ const bool profiling = profile_path != nullptr;
 
 enum load_kind : uint8_t { LB, LH, LW, LBU, LHU, FLW, P_LB, P_LH, P_LW, P_LBU, P_LHU, P_ELW };
 const char* const load_names[] = {"lb", "lh", "lw", "lbu", "lhu", "flw", "p.lb", "p.lh", "p.lw", "p.lbu", "p.lhu", "p.elw"};
+
+// Packed dot products by two bits for the elements, as funct3 has them, and above them the lower bits of what funct7 tells.
+const char* const dot_names[] = {"dotup", "dotusp", "", "dotsp", "sdotup", "sdotusp", "", "sdotsp"};
+const char* const dot_forms[] = {"h", "b", "sc.h", "sc.b"};
+
+constexpr uint8_t dot_kind(unsigned funct7, unsigned funct3) {
+  return uint8_t((funct7 >> 2 & 7) << 2 | funct3 >> 1 | (funct3 & 1));
+}
 
 // Address -> how often, in pages of what an instruction cache would hold: programs lie densely.
 class counters_t {
@@ -50,7 +59,7 @@ class counters_t {
 };
 
 struct profile_t {
-  counters_t jumps, loads;
+  counters_t jumps, loads, dots;
 };
 
 template <size_t N>
@@ -73,6 +82,10 @@ class profiles_t {
       });
       profiles[h]->loads.for_each([&](uint32_t address, uint8_t kind, uint64_t n) {
         std::fprintf(file, "load %zu 0x%08x %s %llu\n", h, address, load_names[kind], (unsigned long long)n);
+      });
+      profiles[h]->dots.for_each([&](uint32_t address, uint8_t kind, uint64_t n) {
+        const char *name = dot_names[kind >> 2], *form = dot_forms[kind & 3];
+        std::fprintf(file, "dot %zu 0x%08x pv.%s.%s %llu\n", h, address, name, form, (unsigned long long)n);
       });
     }
     std::fclose(file);

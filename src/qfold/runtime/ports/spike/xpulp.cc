@@ -3,7 +3,8 @@
 // Encodings: src/qfold/dialects/riscv_pulp/encoding.py. Semantics: docs/dialects/riscv_pulp.md, which is RI5CY's; what RI5CY
 // leaves undefined, or its hardware loops do not allow, is an illegal instruction here.
 //
-// With QFOLD_SPIKE_PROFILE=FILE in the environment, every jump's target and every load that is executed are counted (profile.h).
+// With QFOLD_SPIKE_PROFILE=FILE in the environment, every jump's target, every load and every packed dot product that is executed
+// are counted (profile.h).
 //
 // Spike was compiled with libstdc++ and its old std::string (-D_GLIBCXX_USE_CXX11_ABI=0). With libc++, which is all that zig brings,
 // this compiles too: spike_abi.h bridges what differs, and the library is linked without a C++ library of its own.
@@ -153,6 +154,13 @@ reg_t arithmetic(processor_t* p, insn_t insn, reg_t pc) {
 
 uint32_t mac(uint32_t d, uint32_t a, uint32_t b) { return d + a * b; }
 uint32_t msu(uint32_t d, uint32_t a, uint32_t b) { return d - a * b; }
+// rd = (rs1 + rs2) >> the field at bits 25 to 29
+reg_t addn(processor_t* p, insn_t insn, reg_t pc) {
+  const uint32_t shift = (insn.bits() >> 25) & 31, sum = read(p, insn.rs1()) + read(p, insn.rs2());
+  write(p, insn.rd(), uint32_t(int32_t(sum) >> shift));
+  return after(pc);
+}
+
 uint32_t min(uint32_t, uint32_t a, uint32_t b) { return std::min(int32_t(a), int32_t(b)); }
 uint32_t minu(uint32_t, uint32_t a, uint32_t b) { return std::min(a, b); }
 uint32_t max(uint32_t, uint32_t a, uint32_t b) { return std::max(int32_t(a), int32_t(b)); }
@@ -166,6 +174,13 @@ uint32_t dot(uint32_t d, uint32_t a, uint32_t b) {
   for (unsigned shift = 0; shift < 32; shift += 8 * sizeof(L))
     sum += uint32_t(int32_t(L(a >> shift))) * uint32_t(int32_t(R(Scalar ? b : b >> shift)));
   return sum;
+}
+
+template <class L, class R, bool Scalar, bool Accumulate>
+reg_t dot_product(processor_t* p, insn_t insn, reg_t pc) {
+  const reg_t next = arithmetic<dot<L, R, Scalar, Accumulate>>(p, insn, pc);
+  if (profiling) profiles[hart_id_of(p)].dots.count(pc, dot_kind(insn.bits() >> 25 & 0x7f, insn.bits() >> 12 & 7));
+  return next;
 }
 
 // ---- clipping and bit fields: immediates in the fields of the registers --------------------------------------------
@@ -294,8 +309,8 @@ insn_desc_t describe(insn_bits_t match, insn_bits_t mask, insn_func_t f) { retur
 template <class L, class R, bool Accumulate>
 void add_dot_products(std::vector<insn_desc_t>& list, insn_bits_t funct7) {
   const insn_bits_t f3 = sizeof(L) == 1 ? 1 : 0;
-  list.push_back(describe(::R(0x57, f3, funct7), R_MASK, arithmetic<dot<L, R, false, Accumulate>>));
-  list.push_back(describe(::R(0x57, f3 + 4, funct7), R_MASK, arithmetic<dot<L, R, true, Accumulate>>));
+  list.push_back(describe(::R(0x57, f3, funct7), R_MASK, dot_product<L, R, false, Accumulate>));
+  list.push_back(describe(::R(0x57, f3 + 4, funct7), R_MASK, dot_product<L, R, true, Accumulate>));
 }
 
 std::vector<insn_desc_t> xpulp_instructions() {
@@ -324,6 +339,7 @@ std::vector<insn_desc_t> xpulp_instructions() {
       describe(R(0x33, 7, 0x02), R_MASK, arithmetic<maxu>),
       describe(R(0x33, 1, 0x0a), R_MASK, immediate<clip>),
       describe(R(0x33, 2, 0x0a), R_MASK, immediate<clipu>),
+      describe(R(0x5b, 2, 0x00), FIELD_MASK, addn),
       describe(R(0x33, 0, 0x21), R_MASK, arithmetic<mac>),
       describe(R(0x33, 1, 0x21), R_MASK, arithmetic<msu>),
       describe(R(0x33, 0, 0x60), FIELD_MASK, bit_field<extract>),
