@@ -279,6 +279,7 @@ PACKINGS = (
     Packing("[K, N] of 256x64", (256, 64)),
     Packing("[N, K] of 64x256", (64, 256), transposed=True),
     Packing("windows of 1x1, 64x25x5", (64, 25, 5), 1),
+    Packing("windows of 3x3, 3x32x32", (3, 32, 32), 3, 1),
     Packing("windows of 3x3, 16x16x16", (16, 16, 16), 3, 1),
     Packing("windows of 3x3, 64x8x8", (64, 8, 8), 3, 1),
 )

@@ -21,7 +21,7 @@ from xdsl.dialects.riscv_func import FuncOp as AssemblyFuncOp
 
 from qfold.backend.c.emit import emit_texts
 from qfold.backend.riscv.emit import Stage, observing
-from qfold.backend.riscv.inner_product import STEPS
+from qfold.backend.riscv.schedule import Schedule
 from qfold.frontend import load_model
 from qfold.tools.driver import Options, import_tensor_module, make_context
 from qfold.transforms.pipelines import kernel_pipeline, run_passes, tensor_pipeline
@@ -29,6 +29,8 @@ from qfold.transforms.pipelines import kernel_pipeline, run_passes, tensor_pipel
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "levels_of_a_kernel.md"
 TARGET = "spike"
 M, K, N = 12, 16, 10
+STEPS = Schedule.steps
+"""Of K in the body of an inner loop."""
 WIDTH = 130
 """Of a line of code on the page."""
 

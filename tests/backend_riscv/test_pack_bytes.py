@@ -213,7 +213,7 @@ def test_on_spike(problems: list[Matrix | Windows], tmp_path: Path) -> None:
 
 
 @needs_qemu
-@pytest.mark.parametrize("problems", [MATRICES[::3], WINDOWS], ids=["matrices", "windows"])
+@pytest.mark.parametrize("problems", [MATRICES[::3], WINDOWS[::2]], ids=["matrices", "windows"])
 def test_on_qemu(problems: list[Matrix | Windows], tmp_path: Path) -> None:
     """The same without XpulpV2, with a page that must not be touched after each operand."""
     machine = target_named("qemu")

@@ -25,9 +25,8 @@ TAILS = [
     for n in range(1, 10)
 ]  # fmt: skip
 ALL_DEPTHS = [
-    Problem(m, 6, k, types=TYPES[(k + m) % 4], split=(2, 2))
-    for k in (*range(1, 24), 64, 255, 256, 257, 258)
-    for m in (2, 4)
+    Problem((2, 3, 4)[i % 3], 6, k, types=TYPES[i % 4], split=(2, 2))
+    for i, k in enumerate((*range(1, 24), 64, 255, 256, 257, 258))
 ]
 EACH_EPILOGUE = [
     Problem(m, n, 7, name, TYPES[i % 4], split=(1, 2))

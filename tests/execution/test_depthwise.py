@@ -72,8 +72,8 @@ def _network(layers: list[Layer]) -> tuple[ModelProto, dict[str, Array]]:
             "zx": np.array(layer.zero_point, data),
             "w": _extremes(rng, weight, (channels, 1, *layer.kernel)),
             "sw": rng.uniform(0.004, 0.02, channels).astype(F32),
-            # Only a middle of 128 can be taken out of the weight.
-            "zw": np.full(channels, 128 if weight is np.uint8 else 0, weight),
+            # Of 128 the pass makes a signed weight.
+            "zw": np.full(channels, 128 if layer.types == (np.int8, np.uint8) else 0, weight),
             "b": rng.integers(-3000, 3000, channels).astype(np.int32),
             "sy": np.array(0.3, F32),
             "zy": np.array(np.iinfo(data).min + 100, data),

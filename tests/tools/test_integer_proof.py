@@ -320,6 +320,8 @@ def test_forms_of_a_matrix_of_bytes(shape: tuple[int, int]):
     for array, storage, form in (
         (q, ui8, "as it is"),
         (shifted, i8, "sign bit flipped"),
+        (q.T, ui8, "transposed"),
+        (shifted.T, i8, "sign bit flipped, transposed"),
         (panels(q), ui8, "packed"),
         (panels(q.T), ui8, "packed"),
         (panels(shifted), i8, "packed, sign bit flipped"),
@@ -332,6 +334,14 @@ def test_forms_of_a_matrix_of_bytes(shape: tuple[int, int]):
         wrong[-1] ^= 1
         assert stored.find(WeightAttr.from_array(wrong, storage)) is None
     assert stored.find(WeightAttr.from_array(q.astype(np.float32))) is None
+
+
+def test_a_filter_may_have_its_dimensions_in_another_order():
+    q = np.random.default_rng(3).integers(-128, 128, (4, 3, 2, 2)).astype(np.int8)
+    stored = weights_of(q, i8)
+    found = stored.find(WeightAttr.from_array(np.ascontiguousarray(q.transpose(0, 2, 3, 1))))
+    assert found is not None and found.form == "transposed"
+    assert stored.find(WeightAttr.from_array(np.ascontiguousarray(q[::-1]))) is None
 
 
 @pytest.mark.parametrize(("storage", "low"), [(i4, -8), (ui4, 0)])

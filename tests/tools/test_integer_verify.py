@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from qfold.dialects.element_types import ui8
 from qfold.frontend import load_model
+from qfold.tools.arrays import load_npz, match_arrays
 from qfold.tools.driver import Options, compile_loaded
 from qfold.tools.proof_integers import COUNTED
 from qfold.tools.terminal import Terminal
@@ -120,3 +125,35 @@ def test_on_clusters(network, shape: tuple[int, ...], target: str, kernels: set[
     if target.startswith("spike"):
         macs = sum(k["macs"] * k["calls"] for k in compilation.report["kernels"] if k["generated"])
         assert checks[COUNTED].endswith(f"for {macs:,} products")
+
+
+def test_keyword_spotting_on_eight_cores(golden_model: Callable[[str], Path]):
+    """A whole network of integers: bit-exact with its golden output, by packed dot products, nothing between in floats."""
+    needs_spike()
+    folder = golden_model("MLPerf_KeywordSpotting")
+    source = load_model(folder / "network.onnx")
+    options = Options(target="spike", input_types={"input": ui8})
+    compilation = compile_loaded(source, options)
+    inputs, expected = (
+        match_arrays(load_npz(folder / f"{name}.npz"), specs, name, by_position=True)
+        for name, specs in (("inputs", compilation.inputs), ("outputs", compilation.outputs))
+    )
+    result = verify(compilation, source, inputs, expected)
+    bad = [r for r in (*result.outputs, *result.dispatches, *result.audit) if not r.ok]
+    assert not bad, "\n".join(map(str, bad))
+    (output,) = result.outputs
+    assert output.golden is not None and output.golden.differing == 0
+    report = compilation.report
+    assert report["islands"] == []
+    # The model says that its output is a float.
+    assert [t["name"] for t in report["tensors"] if t["element_type"] == "f32"] == [output.name]
+    assert report["totals"]["integer_macs"] == report["totals"]["macs"] == 2_125_568
+    (counted,) = (a for a in result.audit if a.check == COUNTED)
+    generated = [k for k in report["kernels"] if k["generated"] and k["macs"]]
+    assert counted.detail.endswith(
+        f"for {sum(k['macs'] * k['calls'] for k in generated):,} products"
+    )
+    assert {k["kernel"] for k in generated} >= {"riscv.packed_quant_matmul"}
+    forms = {p["requantize"] for p in report["products"] if p["result"] != "f32"}
+    assert forms and forms <= {"i32", "mulhi", "i64"}
+    assert result.work is not None and all(all(row.per_core) for row in result.work.rows)

@@ -171,6 +171,13 @@ def flowing_tensors(
         *(r for r in roots if r.role == "output"),
     ]
     names = _Names(nodes, program)
+    known = {id(r): r.name or names.of(r.producers, r.consumers) for r in ordered}
+    for root in sorted(inner, key=_bytes, reverse=True):
+        # A value is the largest that a call writes for it; sums of its rows, say, are beside it.
+        alike = [r for r in inner if r is not root and r.producers == root.producers]
+        for other in alike:
+            if known[id(other)] == known[id(root)] and _bytes(other) < _bytes(root):
+                known[id(other)] = names.beside(other.producers)
     found: list[FlowingTensor] = []
     for root in ordered:
         type_ = cast("MemRefType[Attribute]", root.value.type)
@@ -180,7 +187,7 @@ def flowing_tensors(
             reason = _float_reason(root, program, facts, floats)
         found.append(
             FlowingTensor(
-                root.name or names.of(root.producers, root.consumers),
+                known[id(root)],
                 root.role,
                 element,
                 type_.get_shape(),
@@ -228,6 +235,11 @@ def _follow(
             _follow(user.results[0], root, ordinals, access)
 
 
+def _bytes(root: _Root) -> int:
+    type_ = cast("MemRefType[Attribute]", root.value.type)
+    return byte_size(type_.get_element_type(), prod(type_.get_shape()))
+
+
 class _Names:
     """ONNX values by the calls that write and read them."""
 
@@ -245,8 +257,14 @@ class _Names:
         """The value that leaves the calls `producers`: of their nodes' outputs the last one that the readers' nodes read, or that
         other nodes read where nodes between them became views."""
         inside = set[str]().union(*(self._calls[i] for i in producers))
-        after = set[str]().union(*(self._calls[i] for i in consumers)) - inside
-        if not after:
+        others = [self._calls[i] for i in consumers if i not in producers]
+        after = set[str]().union(*others)
+        # What reads it may be computed in part beside what writes it.
+        if inside - after:
+            inside = inside - after
+        else:
+            after -= inside
+        if not after or not inside:
             return self._first[producers[0]]  # between the parts of one node
         handed: list[list[str]] = []
         leaving: list[list[str]] = []
@@ -262,6 +280,10 @@ class _Names:
         found = handed or leaving
         # Nothing tells here which of several outputs of one node it is.
         return found[-1][0] if found and len(found[-1]) == 1 else self._last[producers[-1]]
+
+    def beside(self, producers: Sequence[int]) -> str:
+        """The name of what is no value of the model: the node that it is computed with."""
+        return self._first[producers[0]]
 
 
 def _float_reason(

@@ -150,7 +150,11 @@ def _tensors_table(report: Report) -> Table:
         ("to", "left"),
         *([("why float", "left")] if explained else []),
     )
-    for tensor in report["tensors"]:
+    shaped = [t for t in report["tensors"] if t["shape"] or t["role"] != "inner"]
+    if len(shaped) < len(report["tensors"]):
+        table.caption = f"and {len(report['tensors']) - len(shaped)} scales and zero points"
+        table.caption_justify = "left"
+    for tensor in shaped:
         is_float = tensor["element_type"] in _FLOATS
         table.add_row(
             Text(tensor["name"]),
