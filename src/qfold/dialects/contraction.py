@@ -46,8 +46,8 @@ ACCUMULATOR_RANGE = "qmm.accumulator"
 `k` of products in one, and `largest_k`, how many of these types there could be."""
 
 DYNAMIC_ACTIVATIONS = "qmm.dynamic_activations"
-"""Discardable attribute that `qmm-dynamic-activations` leaves: on a contraction of integers that it made, what of the activation has
-a scale of its own (`per row`, `per sample`); on one that it left in floats, `none: ` and why."""
+"""Discardable attribute that `qmm-dynamic-activations` leaves. On a contraction of integers that it made: what of the activation
+has a scale of its own (`per row`, `per sample`); on one that it left in floats: `none: ` and why."""
 
 
 def weight_bias(op: Operation) -> int:

@@ -1,103 +1,318 @@
 """`riscv.quant_conv`: depthwise convolutions of bytes, a dot product for each row of a window.
 
-A core does whole rows of channels. Four outputs side by side are a *group*. Of each row of x that a group's windows cover, words
-are loaded once and handed on from group to group; a window's bytes are shifted out of the one or two words that hold them, and
-multiplied by a word of weights that is 0 beyond the kernel's width. Rows of the output whose windows have the same rows inside of
-x are a function. No load is misaligned and none passes a row of x: words of rows that start anywhere are put together.
+A core does whole channels, or some rows of them. A *block* is two rows of the output (one where no other is left, or where
+registers are short), done by *pieces*: four outputs side by side, and in the first piece those before them whose windows begin
+in the padding. Words of a row of x are loaded once for all that a piece multiplies by them. A window that lies in one word is
+multiplied there, by weights moved to its bytes; else one word is made of two, by two instructions, and holds the windows of two
+outputs where the kernel has three columns. What is beyond the kernel meets weights of 0. No load is misaligned and none passes a
+row of x: words of rows that start anywhere are put together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
 
-from qfold.backend.c.layout import Buffer, Linear, access, c_type, variable
-from qfold.backend.c.share import shares
+from xdsl.dialects import rv32
+from xdsl.ir import SSAValue
+
+from qfold.backend.c.layout import Linear, c_type, variable
+from qfold.backend.c.share import Split, shares
 from qfold.backend.c.text import Writer, call_lines
-from qfold.backend.c.window import Axis, axes_of
-from qfold.backend.riscv.builder import WORD, fits_12_bits
-from qfold.backend.riscv.depthwise_rows import ROW, Depthwise, rows_function
-from qfold.backend.riscv.dot_product import DotProducts
-from qfold.backend.riscv.emit import AssemblyFunction
+from qfold.backend.riscv.builder import WORD, FunctionBuilder, fits_12_bits
+from qfold.backend.riscv.depthwise_windows import (
+    CHANNEL,
+    COLUMN,
+    IMAGE,
+    ROW,
+    Piece,
+    Problem,
+    Run,
+    Window,
+    problem_of,
+)
+from qfold.backend.riscv.dot_product import Words
+from qfold.backend.riscv.emit import AssemblyFunction, finish
 from qfold.backend.riscv.generated import CannotGenerate, GeneratedKernel, LeafKernel
-from qfold.backend.riscv.integer_region import TYPES, IntegerEpilogue, check_region
+from qfold.backend.riscv.integer_epilogue import IntegerEpilogueWriter
 from qfold.backend.riscv.leaf import function_facts, isa_of, only_op, split_of
-from qfold.backend.riscv.streams import Stream
+from qfold.backend.riscv.registers import OutOfRegisters
+from qfold.backend.riscv.streams import StreamPointers
 from qfold.dialects import qkernel
-from qfold.dialects.contraction import WORD_WINDOWS, shape_of, window_of
+from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import is_unsigned
 from qfold.dialects.qkernel import PANEL
+from qfold.dialects.riscv_pulp import alu, memory
+from qfold.targets import Isa
 
-_IMAGE, _CHANNEL, _COLUMN = "image", "channel", "n"
-
-
-def _problem(leaf: LeafKernel, op: qkernel.QuantConvOp) -> Depthwise:
-    check_region(op)
-    x, w, y = (leaf.buffers[v] for v in (op.x, op.w, op.y))
-    groups, strides, pads, dilations = window_of(op)
-    rows, columns = axes_of(x.shape[2:], shape_of(op.w)[2:], y.shape[2:], strides, pads, dilations)
-    row_stride = x.strides[2] if len(x.shape) == 4 else 0
-    reach = (rows.kernel - 1) * rows.dilation * row_stride + columns.size
-    refusals = {
-        f"it has the attribute {WORD_WINDOWS}": WORD_WINDOWS in op.attributes,
-        "each input channel is a group": shape_of(op.w)[1] == 1 and groups == x.shape[1],
-        "there are no zero points": op.x_zero_point is None and op.w_zero_point is None,
-        "a row of a window is at most a word": columns.kernel <= WORD,
-        "windows are at most a word apart, and dense": columns.stride <= WORD
-        and columns.dilation == 1,
-        "rows of x are contiguous": columns.size == 1 or x.strides[-1] == 1,
-        "offsets reach all rows of a window": fits_12_bits(reach + WORD),
-        "no dimension is 0": 0 not in (*x.shape, *y.shape),
-    }
-    for what, holds in refusals.items():
-        if not holds:
-            raise CannotGenerate(op, f"the kernel is for convolutions in which {what}")
-    place = [variable(v) for v in (_IMAGE, _CHANNEL, ROW, _COLUMN)]
-    if len(y.shape) == 3:
-        del place[2]
-    operands: list[Stream] = []
-    for i, (value, map_) in enumerate(zip(op.epilogue_operands, op.maps, strict=True)):
-        position = access(leaf.buffers[value], map_, place)
-        if not isinstance(position, Linear):
-            raise CannotGenerate(op, f"epilogue operand {i} is read at {map_}, which is not linear")
-        operands.append(_stream(f"e{i}", leaf.buffers[value], position, columns))
-    output = replace(_stream("y", y, y.at(place), columns), written=True)
-    for stream in (output, *operands):
-        if stream.element not in TYPES:
-            names = ", ".join(sorted(map(str, TYPES)))
-            raise CannotGenerate(op, f"{stream.name} is one of {names}, got {stream.buffer.type}")
-        if not stream.column_bytes and stream.position.coefficient(ROW):
-            raise CannotGenerate(op, f"{stream.name} has one element per row")
-    return Depthwise(
-        y.shape[0],
-        y.shape[1],
-        y.shape[1] // x.shape[1],
-        rows,
-        columns,
-        row_stride,
-        (op.padding or 0) % 256,
-        _alignment(x),
-        x,
-        w,
-        DotProducts(not is_unsigned(x.element), not is_unsigned(w.element)),
-        IntegerEpilogue(output, tuple(operands), op.epilogue_block),
-    )
+_BLOCKS: Final = (2, 1)
+"""Rows of a block, best first."""
 
 
-def _stream(name: str, buffer: Buffer, position: Linear, columns: Axis) -> Stream:
-    if columns.output == 1 and position.coefficient(ROW):
-        # Pointers that move with the columns are those that move with the rows.
-        position += variable(_COLUMN)
-    return Stream(name, buffer, position)
+# region assembly
 
 
-def _alignment(x: Buffer) -> int:
-    """The bytes (4, 2 or 1) that all rows of x are aligned to."""
-    offset = x.type.get_offset()
-    steps = [s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
-    if offset is None:
-        return 1
-    return next(n for n in (4, 2, 1) if not any(s % n for s in (offset, *steps)))
+@dataclass(frozen=True)
+class _Plan:
+    """What is computed at once, and what is kept in registers beside words and weights."""
+
+    rows: int
+    held: int
+    """How many pointers of the epilogue; the others are in the frame."""
+    keep: bool
+    """`IntegerEpilogueWriter`'s."""
+    group: int
+    """The same."""
+    narrow: bool = False
+    """`Problem`'s."""
+
+
+def _plans(isa: Isa, p: Problem, runs: Sequence[Run]) -> Iterator[_Plan]:
+    """Best first."""
+    count = len(p.epilogue.streams)
+    most = max(run.count for run in runs)
+    # Without dot products these take registers of their own, and nearly all of the time.
+    wanted = [r for r in _BLOCKS if r <= most and fits_12_bits(p.reach(r))] if isa.xpulpv2 else [1]
+    for rows in wanted:
+        yield from (_Plan(rows, held, keep=True, group=PANEL) for held in (count, 0))
+    yield _Plan(1, 0, keep=False, group=PANEL // 2)
+    yield from (_Plan(1, 0, keep=False, group=group, narrow=True) for group in (PANEL // 2, 1))
+
+
+def _function(isa: Isa, symbol: str, p: Problem, run: Run | None) -> AssemblyFunction:
+    """Of a channel, or of some rows of a run; the first plan whose values all find a register. `OutOfRegisters`."""
+    failed: OutOfRegisters | None = None
+    # Rows that are counted at run time may be any number.
+    runs = p.runs() if run is None else [Run(run.first, 1, run.taps)]
+    for plan in _plans(isa, p, runs):
+        try:
+            code = _Code(isa, symbol, replace(p, narrow=plan.narrow), plan, run)
+            return code.channel() if run is None else code.some_rows(run.taps)
+        except OutOfRegisters as error:
+            failed = error
+    assert failed is not None
+    raise failed
+
+
+Word = SSAValue | None
+"""A word of x; None for one of zeros."""
+
+
+class _Code:
+    """Emits one function. The pointers into x and of the epilogue go along with what is computed."""
+
+    def __init__(self, isa: Isa, symbol: str, p: Problem, plan: _Plan, run: Run | None):
+        names = ["x", "w", *(s.name for s in p.epilogue.streams)]
+        comment = f"a channel of {p.rows.output} x {p.columns.output} outputs"
+        if run is not None:
+            names.append("rows")
+            taps = ", ".join(map(str, run.taps)) or "none"
+            comment = f"rows of {p.columns.output} outputs with taps {taps}"
+        self._b = b = FunctionBuilder(symbol, isa, names, comment)
+        self._p, self._plan = p, plan
+        read = {t for r in (p.runs() if run is None else [run]) for t in r.taps}
+        self._weights = self._loaded_weights(
+            sorted(read if not p.padding else range(p.rows.kernel))
+        )
+        self._around: Word = None
+        if p.padding and (p.rows.clipped or p.columns.clipped):
+            self._around = b.li(p.padding * 0x01010101)
+        self._pointers = StreamPointers(b, p.epilogue.streams, held=plan.held)
+        self._writer = IntegerEpilogueWriter(
+            b, p.epilogue, self._pointers, keep=plan.keep, group=plan.group
+        )
+        self._x = b.arguments["x"]
+
+    def channel(self) -> AssemblyFunction:
+        """`void symbol(x, w, y, e0, ..)`"""
+        b, p = self._b, self._p
+        row = 0
+        """Of x, that the pointer is at."""
+        for run in p.runs():
+            if run.taps:
+                first = run.first * p.rows.stride - p.rows.pad + run.taps[0] * p.rows.dilation
+                self._x = b.addi(self._x, (first - row) * p.row_stride)
+                row = first
+            blocks, rest = divmod(run.count, self._plan.rows)
+            if blocks > 1:
+                with self._loop(b.li(blocks), level=1):
+                    self._block(self._plan.rows, run.taps)
+            elif blocks:
+                self._block(self._plan.rows, run.taps)
+            for _ in range(rest):
+                self._block(1, run.taps)
+            if run.taps:
+                row += run.count * p.rows.stride
+        return finish(b)
+
+    def some_rows(self, taps: tuple[int, ...]) -> AssemblyFunction:
+        """`void symbol(x, w, y, e0, .., rows)`; `x` points at the row that the first tap reads."""
+        with self._loop(self._b.arguments["rows"], level=1):
+            self._block(1, taps)
+        return finish(self._b)
+
+    @contextmanager
+    def _loop(self, count: SSAValue, *, level: int) -> Generator[None]:
+        """A hardware loop; the pointers are what it carries."""
+        with self._b.loop(count, (self._x, *self._pointers.carried), level=level) as loop:
+            self._take(loop.args)
+            yield
+            loop.yield_(self._x, *self._pointers.carried)
+        self._take(loop.results)
+
+    def _take(self, values: Sequence[SSAValue]) -> None:
+        self._x, *rest = values
+        self._pointers.take(rest)
+
+    # Weights.
+
+    def _loaded_weights(self, taps: Sequence[int]) -> dict[tuple[int, int], SSAValue]:
+        """(tap, lane) -> a row of the kernel as a word, moved to that lane."""
+        b, p = self._b, self._p
+        width = p.columns.kernel
+        narrow = memory.LbuOp if is_unsigned(p.w.element) else memory.LbOp
+        found: dict[tuple[int, int], SSAValue] = {}
+        for tap in taps:
+            loaded = [b.emit(narrow(b.arguments["w"], tap * width + i)).rd for i in range(width)]
+            word = b.emit(rv32.LiOp(0)).rd
+            for i, value in enumerate(loaded):
+                word = b.emit(alu.InsertOp(word, value, 8, 8 * i)).rd_out
+            for lane in p.lanes:
+                found[tap, lane] = b.emit(rv32.SlliOp(word, 8 * lane)).rd if lane else word
+        return found
+
+    # Blocks.
+
+    def _block(self, rows: int, taps: tuple[int, ...]) -> None:
+        """So many rows of the output; the pointers are at the next ones then."""
+        b, p = self._b, self._p
+        pieces, inner = p.pieces(), p.inner()
+        step = PANEL * p.columns.stride
+        moved = column = 0
+        """How far the pointer into x, in bytes, and the others, in columns, are from where the row starts."""
+        for index, piece in enumerate(pieces):
+            if index in inner and index != inner.start:
+                continue
+            if piece.first != column:
+                self._across(piece.first - column)
+                column = piece.first
+            if index in inner:
+                with self._loop(b.li(len(inner)), level=0):
+                    self._piece(rows, taps, piece, moved)
+                    self._x = b.addi(self._x, step)
+                    self._across(PANEL)
+                moved += len(inner) * step
+                column += len(inner) * PANEL
+            else:
+                self._piece(rows, taps, piece, moved)
+        down = rows * p.rows.stride * p.row_stride if taps else 0
+        self._x = b.addi(self._x, down - moved)
+        self._pointers.move(lambda s: rows * s.row_bytes - column * s.column_bytes)
+
+    def _across(self, columns: int) -> None:
+        """Move the pointers of the epilogue."""
+        self._pointers.move(lambda s: columns * s.column_bytes)
+
+    def _piece(self, rows: int, taps: tuple[int, ...], piece: Piece, moved: int) -> None:
+        """The sums of a piece of so many rows, finished and stored."""
+        b, p = self._b, self._p
+        windows = [p.window(o) for o in range(piece.first, piece.first + piece.count)]
+        first = p.epilogue.initial
+        sums: list[list[Word]] = [
+            [
+                None if first is None else self._pointers.element(first, i, j)
+                for j in range(piece.count)
+            ]
+            for i in range(rows)
+        ]
+
+        def add(i: int, j: int, word: SSAValue, weights: SSAValue) -> None:
+            total = sums[i][j]
+            if total is None:
+                sums[i][j] = p.dots.first(b, word, weights)
+            else:
+                sums[i][j] = p.dots.next(b, total, word, weights)
+
+        readers: dict[int, list[tuple[int, int]]] = {}
+        """Row of x, from the one that the pointer is at -> (row of the block, tap) that read it."""
+        for i in range(rows):
+            for tap in taps:
+                row = i * p.rows.stride + (tap - taps[0]) * p.rows.dilation
+                readers.setdefault(row, []).append((i, tap))
+        order = sorted(readers)
+        needed = sorted({q for window in windows for q in p.reads(window)})
+        # Words are loaded while the row before is multiplied.
+        coming = self._row_words(order[0], needed, moved) if order else {}
+        for at, row in enumerate(order):
+            words = coming
+            if at + 1 < len(order):
+                coming = self._row_words(order[at + 1], needed, moved)
+            values = self._shifted(windows, words)
+            for i, tap in readers[row]:
+                for j, window in enumerate(windows):
+                    word = values[window.word, window.shift]
+                    if word is not None:
+                        add(i, j, word, self._weights[tap, window.lane])
+        if self._around is not None:
+            for i in range(rows):
+                for tap in range(p.rows.kernel):
+                    for j, window in enumerate(windows) if tap not in taps else ():
+                        add(i, j, self._around, self._weights[tap, window.lane])
+        self._writer.write(
+            [[b.emit(rv32.LiOp(0)).rd if s is None else s for s in row] for row in sums]
+        )
+
+    def _row_words(self, row: int, needed: Sequence[int], moved: int) -> dict[int, Word]:
+        """Words of a row of x: beyond it, what is around it."""
+        b, p = self._b, self._p
+        words: dict[int, Word] = {}
+        partial: list[tuple[int, int]] = []
+        for q in needed:
+            if not p.is_inside(q):
+                words[q] = self._around
+                continue
+            size = min(WORD, p.columns.size - WORD * q)
+            offset = row * p.row_stride + WORD * q - moved
+            words[q] = Words(p.alignment).load(b, self._x, offset, size)
+            if size < WORD:
+                partial.append((q, size))
+        for q, size in partial if self._around is not None else ():
+            low, around = words[q], self._around
+            assert low is not None and around is not None
+            words[q] = b.emit(alu.InsertOp(low, around, 8 * (WORD - size), 8 * size)).rd_out
+        return words
+
+    def _shifted(
+        self, windows: Sequence[Window], words: Mapping[int, Word]
+    ) -> dict[tuple[int, int], Word]:
+        """(word, shift) of each window -> the word that it lies in."""
+        b = self._b
+        found: dict[tuple[int, int], Word] = {}
+        for key in dict.fromkeys((w.word, w.shift) for w in windows):
+            q, shift = key
+            low = words[q]
+            if not shift:
+                found[key] = low
+                continue
+            high = words[q + 1]
+            if low is high:
+                found[key] = low
+            elif low is None:
+                assert high is not None
+                found[key] = b.emit(rv32.SlliOp(high, 8 * (WORD - shift))).rd
+            else:
+                value = b.emit(rv32.SrliOp(low, 8 * shift)).rd
+                if high is not None:
+                    place = 8 * (WORD - shift)
+                    value = b.emit(alu.InsertOp(value, high, 8 * shift, place)).rd_out
+                found[key] = value
+        return found
+
+
+# endregion
+# region kernel
 
 
 def generate(leaf: LeafKernel) -> GeneratedKernel:
@@ -105,27 +320,35 @@ def generate(leaf: LeafKernel) -> GeneratedKernel:
     The kernel of a function that holds one depthwise `qkernel.quant_conv` that `WORD_WINDOWS` marks; `qmm.split` has an entry for
     each dimension of `y`, 1 for the last.
 
-    `y` and the epilogue operands have any static strides. `CannotGenerate` for what `_problem` names.
+    `y` and the epilogue operands have any static strides. `CannotGenerate` for what `problem_of` names.
     """
     op = only_op(leaf, qkernel.QuantConvOp)
-    problem = _problem(leaf, op)
+    problem = problem_of(leaf, op)
     isa = isa_of(leaf)
-    functions: dict[tuple[int, ...], AssemblyFunction] = {}
-    for _, _, taps in problem.runs():
-        if taps not in functions:
-            symbol = f"{leaf.symbol}_{'_'.join(map(str, taps)) or 'around'}"
-            functions[taps] = rows_function(isa, symbol, problem, taps)
-    executed = problem.images * problem.channels
-    executed *= sum(functions[taps].executed(count) for _, count, taps in problem.runs())
-    macs = problem.images * problem.channels * problem.rows.output * problem.columns.output
+    rank = len(shape_of(op.y))
+    split = split_of(leaf, rank)
+    if split.at(rank - 1) != 1:
+        raise CannotGenerate(op, f"columns are not divided, but qmm.split is {split.parts}")
+    outputs = problem.images * problem.channels
+    functions: dict[tuple[int, ...] | None, AssemblyFunction] = {}
+    if rank == 3 or min(split.at(2), problem.rows.output) == 1:
+        functions[None] = function = _function(isa, f"{leaf.symbol}_channel", problem, None)
+        executed = outputs * function.executed()
+    else:
+        for run in problem.runs():
+            if run.taps not in functions:
+                symbol = f"{leaf.symbol}_{'_'.join(map(str, run.taps)) or 'around'}"
+                functions[run.taps] = _function(isa, symbol, problem, run)
+        executed = outputs * sum(functions[r.taps].executed(r.count) for r in problem.runs())
+    macs = outputs * problem.rows.output * problem.columns.output
     macs *= problem.rows.kernel * problem.columns.kernel
     return GeneratedKernel(
         leaf.symbol,
-        tuple(_prototype(problem, f) for f in functions.values()),
-        tuple(_driver(leaf, op, problem, functions)),
+        tuple(_prototype(problem, f, counted=key is not None) for key, f in functions.items()),
+        tuple(_driver(op, problem, split, functions)),
         tuple(functions.values()),
         {
-            "group": PANEL,
+            "piece": PANEL,
             "dot_product": f"pv.sdot{problem.dots.kind}.b",
             "instructions": executed,
             "instructions_per_mac": round(executed / macs, 4),
@@ -134,63 +357,65 @@ def generate(leaf: LeafKernel) -> GeneratedKernel:
     )
 
 
-def _prototype(p: Depthwise, function: AssemblyFunction) -> str:
+def _prototype(p: Problem, function: AssemblyFunction, *, counted: bool) -> str:
     parameters = [f"const {c_type(p.x.element)} *x", f"const {c_type(p.w.element)} *w"]
     parameters += [s.declaration for s in p.epilogue.streams]
-    return f"void {function.symbol}({', '.join(parameters)}, ptrdiff_t rows)"
+    parameters += ["ptrdiff_t rows"] if counted else []
+    return f"void {function.symbol}({', '.join(parameters)})"
 
 
 def _driver(
-    leaf: LeafKernel,
     op: qkernel.QuantConvOp,
-    p: Depthwise,
-    functions: Mapping[tuple[int, ...], AssemblyFunction],
+    p: Problem,
+    split: Split,
+    functions: Mapping[tuple[int, ...] | None, AssemblyFunction],
 ) -> list[str]:
-    """Each channel of the core's share, run of rows by run of rows."""
-    rank = len(shape_of(op.y))
-    split = split_of(leaf, rank)
-    if split.at(rank - 1) != 1:
-        raise CannotGenerate(op, f"columns are not divided, but qmm.split is {split.parts}")
+    """Each channel of the core's share: at once, or run of rows by run of rows."""
     out = Writer()
-    with shares(out, split, shape_of(op.y)) as (images, channels, *rest):
-        rows = rest[0] if rank == 4 else None
-        with (
-            out.loop(_IMAGE, images.last, images.first),
-            out.loop(_CHANNEL, channels.last, channels.first),
-        ):
-            for first, count, taps in p.runs():
-                symbol = functions[taps].symbol
-                if rows is None or rows.is_whole:
-                    _print_call(out, p, symbol, taps, Linear({}, first), str(count))
-                    continue
-                end = first + count
-                with out.block(""):
-                    starts, ends = f"{rows.first} > {first}", f"{rows.last} < {end}"
-                    out.line(f"const ptrdiff_t {ROW} = {starts} ? {rows.first} : {first};")
-                    out.line(f"const ptrdiff_t end = {ends} ? {rows.last} : {end};")
-                    with out.block(f"if ({ROW} < end)"):
-                        _print_call(out, p, symbol, taps, variable(ROW), f"end - {ROW}")
+    with ExitStack() as stack:
+        images, channels, *rest = stack.enter_context(shares(out, split, shape_of(op.y)))
+        stack.enter_context(out.loop(IMAGE, images.last, images.first))
+        stack.enter_context(out.loop(CHANNEL, channels.last, channels.first))
+        whole = functions.get(None)
+        if whole is not None:
+            _print_call(out, p, whole.symbol, None, "")
+        for run in p.runs() if whole is None else ():
+            rows = rest[0]
+            with out.block(""):
+                first, end = run.first, run.first + run.count
+                out.line(
+                    f"const ptrdiff_t {ROW} = {rows.first} > {first} ? {rows.first} : {first};"
+                )
+                out.line(f"const ptrdiff_t end = {rows.last} < {end} ? {rows.last} : {end};")
+                with out.block(f"if ({ROW} < end)"):
+                    symbol = functions[run.taps].symbol
+                    _print_call(out, p, symbol, run.taps, f"end - {ROW}")
     return out.text().splitlines()
 
 
 def _print_call(
-    out: Writer, p: Depthwise, symbol: str, taps: Sequence[int], row: Linear, count: str
+    out: Writer, p: Problem, symbol: str, taps: tuple[int, ...] | None, count: str
 ) -> None:
-    channel = _CHANNEL if p.multiplier == 1 else f"({_CHANNEL} / {p.multiplier})"
-    read = Linear()
-    if taps:  # else nothing is read, and the pointer may be any
-        read = row.scaled(p.rows.stride)
-        read += Linear({}, taps[0] * p.rows.dilation - p.rows.pad)
-    place = [variable(_IMAGE), variable(channel), read, Linear()]
+    """Of rows with some taps from `ROW` on, or (None) of a channel."""
+    channel = CHANNEL if p.multiplier == 1 else f"({CHANNEL} / {p.multiplier})"
+    row = Linear()
+    if taps:
+        # Without a tap inside nothing is read: then the pointer may be any.
+        first = Linear({}, taps[0] * p.rows.dilation - p.rows.pad)
+        row = variable(ROW).scaled(p.rows.stride) + first
+    place = [variable(IMAGE), variable(channel), row, Linear()]
     if len(p.x.shape) == 3:
         del place[2]
     kernel = p.rows.kernel * p.columns.kernel
     arguments = [
         f"{p.x.name} + {p.x.at(place).text()}",
-        f"{p.w.name} + {variable(_CHANNEL).scaled(kernel).text()}",
+        f"{p.w.name} + {variable(CHANNEL).scaled(kernel).text()}",
     ]
+    unknown = {COLUMN: None} if taps is not None else {COLUMN: None, ROW: None}
     for stream in p.epilogue.streams:
-        moved = row.scaled(stream.position.coefficient(ROW))
-        position = stream.position.renamed({_COLUMN: None, ROW: None}) + moved
-        arguments.append(f"{stream.buffer.name} + {position.text()}")
-    out.lines(call_lines(symbol, [*arguments, count]))
+        arguments.append(f"{stream.buffer.name} + {stream.position.renamed(unknown).text()}")
+    arguments += [count] if count else []
+    out.lines(call_lines(symbol, arguments))
+
+
+# endregion
