@@ -17,6 +17,7 @@ from qfold.frontend import FrontendError, UnsupportedNodes, import_model
 from qfold.interpreters.run import run
 from qfold.tools.qfold import main
 from tests.frontend.helpers import Array, build, float_constants, main_of, node, ops_of
+from tests.frontend.quantized import full_range
 
 RNG = np.random.default_rng(3)
 F32 = np.float32
@@ -313,3 +314,18 @@ def test_the_command_line_declares_an_input(tmp_path: Path, capsys: pytest.Captu
     assert "tensor<1x2x4x4xui8>" in text and "qmm.quant_conv" in text
     assert main(["import", str(path), "--input-type", "x=f32"]) == 2
     assert "NAME=i8 or NAME=ui8; found 'x=f32'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wide", [np.int32, np.int64])
+def test_an_input_of_wide_integers_may_be_declared_to_hold_bytes(wide: type) -> None:
+    """Then it is one, and a product of two is a product of bytes; what is no byte of the type is the caller's mistake."""
+    nodes = [node("MatMul", ["a", "b"], ["y"], "product")]
+    model = build(nodes, {"a": (wide, (2, 5)), "b": (wide, (5, 3))}, ["y"], {}, opset=13)
+    module = import_model(model, input_types={"a": ui8, "b": i8})
+    (product,) = ops_of(module, qmm.QuantMatmulOp)
+    a, b = full_range(np.uint8, 2, 5), full_range(np.int8, 5, 3)
+    (got,) = run(module, [a, b])
+    want = a.astype(wide) @ b.astype(wide)
+    assert np.asarray(got).dtype == wide
+    np.testing.assert_array_equal(got, want)
+    assert str(product.result.type) == "tensor<2x3xi32>"

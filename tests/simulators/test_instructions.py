@@ -28,6 +28,7 @@ MEMORY = bytes((j * 37 + 129) & 0xFF for j in range(32))
 EDGES = (0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x80FF7F01, 0x7FFF8000)
 FIELDS = ((1, 0), (1, 31), (8, 15), (9, 16), (32, 0), (31, 1), (7, 3))
 """Bits and position."""
+SHIFTS = (0, 1, 7, 31)
 CLIPS = (0, 1, 2, 8, 14, 31)
 STEPS = (0, 1, -1, 4, 2047, -2048)
 
@@ -53,6 +54,8 @@ def arithmetic(name: str, *immediates: int) -> Case:
         immediates = (immediates[0] - 1, immediates[1])
     elif issubclass(op, alu.AccumulateOperation | dot.DotAccumulateOperation):
         sample, operands = op(a0, a1, a2), (0, 1, 2)
+    elif issubclass(op, alu.AddnOp):
+        sample, operands = op(a1, a2, *immediates, rd=reg("a0")), (1, 2)
     elif issubclass(op, alu.BinaryOperation | dot.DotOperation):
         sample, operands = op(a1, a2, rd=reg("a0")), (1, 2)
     elif issubclass(op, alu.BitFieldOperation):
@@ -128,6 +131,8 @@ def cases() -> Iterator[Case]:
                 yield access(name, step)
         elif issubclass(op, alu.ClipOperation):
             yield from (arithmetic(name, i) for i in CLIPS)
+        elif issubclass(op, alu.AddnOp):
+            yield from (arithmetic(name, i) for i in SHIFTS)
         elif issubclass(op, alu.BitFieldOperation | alu.InsertOp):
             yield from (arithmetic(name, *field) for field in FIELDS)
         else:

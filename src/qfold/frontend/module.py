@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
-from qfold.dialects.element_types import i8, ui8
+from qfold.dialects.element_types import i8, i32, ui8
 from qfold.frontend.errors import FrontendError, NodeRef, UnsupportedNodes
 from qfold.frontend.importer import GraphImporter, Poison, Scope, Slot, as_declared, check_declared
 from qfold.frontend.reader import LoadedModel, ModelSource, load_model
@@ -51,9 +51,9 @@ def import_model(
     `source`: a path, the bytes of a file, or a `ModelProto`. `dims` gives lengths to dynamic dimensions, by the name that
     the model gives them, or `<input>:<index>` for one without a name. `directory` holds external data (default: that of the
     file). `name` is what messages call the model. An initializer that is also a graph input is a default that callers may
-    override, so it becomes an argument; `freeze_initializers` makes it a constant. `input_types` declares that a float input
-    holds integers of i8 or ui8, and makes it an argument of that type. `FrontendError` says why a model cannot
-    be handled.
+    override, so it becomes an argument; `freeze_initializers` makes it a constant. `input_types` declares that an input of floats
+    or of wider integers holds integers of i8 or ui8, and makes it an argument of that type. `FrontendError` says why a model
+    cannot be handled.
     """
     return import_loaded(
         load_model(source, directory=directory, name=name),
@@ -138,14 +138,14 @@ def _apply_input_types(
     types: list[TensorType[Attribute]],
     wanted: Mapping[str, IntegerType],
 ) -> None:
-    """Changes the element types of float inputs to those that the caller declares."""
+    """Changes the element types of float inputs, and of wider integers, to those that the caller declares."""
     for name, element in wanted.items():
         if name not in names:
             raise FrontendError(f"no input is called '{name}': they are {', '.join(names)}")
         position = names.index(name)
-        if types[position].element_type != f32:
+        if types[position].element_type not in (f32, i32, i64):
             raise FrontendError(
-                f"graph input '{name}' is {types[position]}; a type is declared for f32 only"
+                f"graph input '{name}' is {types[position]}; a type is declared for f32, i32 and i64 only"
             )
         if element not in (i8, ui8):
             raise FrontendError(f"input '{name}' is declared to hold {element}; i8 or ui8 it may")

@@ -46,7 +46,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=i8|ui8",
-        help="declare that a float input holds integers, and make it one of them; may be given several times",
+        help="declare which bytes an input of floats or wide integers holds, and take those; may be given several times",
     )
     parser.add_argument(
         "--io",

@@ -233,6 +233,18 @@ def _sum_helper(n: int) -> str:
     return _SUM.format(n=n, folds=folds)
 
 
+_ONLY_OWN_STORES = (
+    "",
+    "/* GCC from version 8 on, with -O3, reads elements beyond a core's share and writes them back as they were (predictive",
+    " * commoning, where it eliminates stores). Another core's results may be lost by that. */",
+    "#if defined(__GNUC__) && !defined(__clang__)",
+    '#pragma GCC optimize("no-predictive-commoning")',
+    "#endif",
+    "",
+)
+"""Before anything that is compiled for cores that share an array."""
+
+
 def print_source(program: Program, generated: Generated | None = None) -> str:
     """`kernels.c`; `generated` are the kernels in assembly."""
     kernels = Writer()
@@ -255,6 +267,8 @@ def print_source(program: Program, generated: Generated | None = None) -> str:
         "element [0, ..., 0] and overlap only where a kernel updates in place (one pointer then)."
         + (" Each core does its share, and none waits for another." if program.is_cluster else "")
     )
+    if program.is_cluster:
+        out.lines(_ONLY_OWN_STORES)
     out.lines(['#include "kernels.h"', "", '#include "qfold_math.h"'])
     helpers = "".join(_sum_helper(n) for n in (8, 32) if f"qf_sum{n}(" in text)
     return out.text() + helpers + text
