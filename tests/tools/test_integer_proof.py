@@ -19,7 +19,14 @@ from qfold.dialects.element_types import i4, i8, pack, ui4, ui8
 from qfold.dialects.qmm import QuantAttr, WeightAttr
 from qfold.frontend import load_model
 from qfold.targets import HOST
-from qfold.tools.audit import SOFT_DOUBLE, AuditResult, Objects, audit, has_doubles
+from qfold.tools.audit import (
+    SOFT_DOUBLE,
+    AuditResult,
+    Objects,
+    audit,
+    check_integers,
+    has_doubles,
+)
 from qfold.tools.driver import Compilation, Options, compile_loaded
 from qfold.tools.elf import ObjectFile
 from qfold.tools.leafs import leaf_record
@@ -131,6 +138,25 @@ def test_no_doubles_in_software(good: ClusterBuild):
 def test_what_the_audit_says_of_stored_weights(good: ClusterBuild):
     (stored,) = (r for r in good.audited() if r.check == STORED)
     assert stored.ok and stored.detail == "1 packed"
+
+
+def test_one_constant_may_hold_two_weights(good: ClusterBuild):
+    """One as the model has it, the other with its sign bits flipped: each is there, and a third is not."""
+    own = np.array([[-64, 3], [127, -128]], np.int8)
+    flipped = own.view(np.uint8) ^ 0x80
+    held = WeightAttr.from_array(own)
+    weights = {
+        w.sha256: IntegerWeight(w, "tensor", (0, 0)) for w in (held, WeightAttr.from_array(flipped))
+    }
+    facts = replace(good.compilation.facts, weights=weights)
+    result = check_integers(facts, {"w": held})
+    assert result.ok and result.detail == "1 as it is, 1 sign bit flipped"
+    other = WeightAttr.from_array(own + np.int8(1))
+    facts = replace(
+        facts, weights={**weights, other.sha256: IntegerWeight(other, "tensor", (0, 0))}
+    )
+    (problem,) = check_integers(facts, {"w": held}).problems
+    assert other.sha256[:12] in problem
 
 
 def test_leafs_know_their_words(good: ClusterBuild):

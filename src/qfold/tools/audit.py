@@ -135,7 +135,7 @@ def audit(
             *([] if dispatches is None else [_check_leaf_calls(calls, dispatches, kernels)]),
             _check_types(calls, linked or kernels, linked or dispatches),
             _check_weights(constants, weights),
-            *([_check_integers(facts, constants)] if facts.weights else []),
+            *([check_integers(facts, constants)] if facts.weights else []),
             _check_float_copies(constants, facts.quantized, weights, code),
             _check_libraries((*code, weights), set(constants), target, doubles=has_doubles(module)),
         ]
@@ -294,19 +294,23 @@ def _check_weights(constants: Mapping[str, WeightAttr], weights: ObjectFile) -> 
     )
 
 
-def _check_integers(facts: TensorFacts, constants: Mapping[str, WeightAttr]) -> AuditResult:
+def check_integers(facts: TensorFacts, constants: Mapping[str, WeightAttr]) -> AuditResult:
     """Each quantised weight of the model is a constant, in one of the forms that hold the same integers. What a constant's bytes
     are in the object file is `_check_weights`'."""
-    stored = StoredWeights(facts.weights)
     forms: dict[str, list[str]] = {}
-    for constant in constants.values():
-        found = stored.find(constant)
-        if found is not None:
-            forms.setdefault(found.weight.weight.sha256, []).append(found.form)
+    left = {sha256: w for sha256, w in facts.weights.items() if w.weight.nbytes}
+    while left:
+        # Again for those that are left: a constant may hold several weights, each in another form.
+        stored = StoredWeights(left)
+        found = [f for c in constants.values() if (f := stored.find(c)) is not None]
+        if not found:
+            break
+        for one in found:
+            forms.setdefault(one.weight.weight.sha256, []).append(one.form)
+        left = {sha256: w for sha256, w in left.items() if sha256 not in forms}
     problems = [
         f"no constant holds the integers of the weight {w.weight.type} with the sha256 {sha256[:12]}..."
-        for sha256, w in facts.weights.items()
-        if sha256 not in forms and w.weight.nbytes
+        for sha256, w in left.items()
     ]
     counts = Counter(form for own in forms.values() for form in own)
     return AuditResult(
