@@ -199,6 +199,15 @@ EPILOGUES: Mapping[str, Epilogue] = {
             *clamp("%q", -128, 127, "i8"),
         ],
     ),
+    "bias, shifted": Epilogue(
+        "i8", lambda x, o: _clip(_wrap(x + o["bias"]) >> 6, -128, 127), {"bias": ("i32", "d1", (-9000, 9000))},
+        [
+            "%biased = arith.addi %acc, %bias : i32",
+            "%six = arith.constant 6 : i32",
+            "%q = arith.shrsi %biased, %six : i32",
+            *clamp("%q", -128, 127, "i8"),
+        ],
+    ),
     "accumulated element": Epilogue(
         "i32",
         lambda x, o: _wrap(o["skip"] + x * 5) ^ 0,

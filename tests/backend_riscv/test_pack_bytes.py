@@ -181,6 +181,8 @@ FEW_CHANNELS = [
     Windows(6, (30,), (5,), strides=(1,), pads=(2, 2), dilations=(1,)),
     Windows(6, (30,), (4,), strides=(3,), pads=(0, 0), dilations=(2,), split=(3, 1)),
     Windows(4, (3, 3), (3, 3), pads=(2, 2, 2, 2)),
+    # None inside of the image, as in a tile of the border.
+    Windows(1, (5, 10), (10, 4), strides=(2, 2), pads=(4, 1, 1, 1), split=(2, 2)),
     Windows(4, (2, 600), (1, 3), x_strides=(3000, 1200, 2)),
 ]
 
@@ -205,6 +207,7 @@ def test_on_spike(problems: list[Matrix | Windows], tmp_path: Path) -> None:
         assert predicted <= sum(run.work), problem
         loads: dict[str, int] = {}
         for f in case.kernel.functions:
+            assert profile[f.symbol].calls, f"{f.symbol} never runs: {problem}"
             for name, count in profile[f.symbol].loads.items():
                 loads[name] = loads.get(name, 0) + count
         if case.kernel.facts["moves"] == "words" and case.kernel.facts["alignment"] == 4:

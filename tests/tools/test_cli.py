@@ -54,7 +54,7 @@ def test_compile_writes_a_project_that_builds_and_a_report(model: Path, tmp_path
     out = tmp_path / "out"
     assert main(["compile", str(model), "-o", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "1 matmuls, 0 convolutions, 1 gathers" in text and str(out) in text
+    assert "1 matmul, 0 convolutions, 1 gather" in text and str(out) in text
     report = json.loads((out / "report.json").read_text())
     assert problems_of(report) == []
     assert {p.name for p in out.iterdir()} >= {

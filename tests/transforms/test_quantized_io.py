@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp, f32
 
 from qfold.dialects import qmm
+from qfold.dialects.element_types import i8
+from qfold.dialects.qmm import QuantAttr
 from qfold.interpreters.run import run
 from qfold.ir.ports import PortFacts
 from qfold.tools.driver import make_context
@@ -16,6 +19,8 @@ from qfold.transforms.qmm_nhwc_inputs import QmmNhwcInputsPass
 from qfold.transforms.qmm_quantized_io import QmmQuantizedIoPass
 from tests.frontend.helpers import import_checked, main_of, ops_of
 from tests.networks.onnxruntime_quantizer import NETWORKS, STATIC, Static
+from tests.transforms.graphs import Node
+from tests.transforms.graphs import module as graph
 
 
 def facts(module: ModuleOp) -> tuple[PortFacts, PortFacts]:
@@ -53,6 +58,41 @@ def test_every_static_form(name: str, method: Static) -> None:
     got = np.asarray(run(bare, [quantized])[0])
     assert got.dtype.itemsize == 1
     np.testing.assert_array_equal(result.quant.dequantize(got), want)
+
+
+@pytest.mark.parametrize("cast", [arith.SIToFPOp, arith.UIToFPOp])
+def test_a_conversion_of_the_other_signedness_stays(cast: Any) -> None:
+    def build(node: Node, x: Any) -> Any:
+        return node("Cast").elementwise([x], f32, lambda b, e: b(cast, e[0], f32))
+
+    module = graph(build, (4,), types=[i8])
+    x = np.array([-128, -1, 0, 127], np.int8)
+    before = np.asarray(run(module, [x])[0])
+    QmmQuantizedIoPass().apply(make_context(), module)
+    module.verify()
+    after = np.asarray(run(module, [x])[0])
+    assert after.dtype == (np.int8 if cast is arith.SIToFPOp else np.float32)
+    np.testing.assert_array_equal(after, before)
+
+
+def test_several_views_of_an_input() -> None:
+    """A chain of views to a quantise, and one that nothing reads: none of them keeps the float alive."""
+    quant = QuantAttr.get(i8, 0.5, 3)
+
+    def build(node: Node, x: Any) -> Any:
+        builder = node("Transpose")
+        turned = builder.transpose(x, [2, 0, 1])
+        builder.reshape(builder.reshape(turned, (4, 6)), (24,))
+        flat = builder.reshape(turned, (24,))
+        return node("QuantizeLinear").insert(qmm.QuantizeOp(flat, quant)).result
+
+    module = graph(build, (2, 3, 4))
+    x = np.random.default_rng(0).normal(0, 30, (2, 3, 4)).astype(np.float32)
+    before = np.asarray(run(module, [x])[0])
+    QmmQuantizedIoPass().apply(make_context(), module)
+    module.verify()
+    assert not ops_of(module, qmm.QuantizeOp)
+    np.testing.assert_array_equal(np.asarray(run(module, [quant.quantize(x)])[0]), before)
 
 
 def test_once_is_enough() -> None:

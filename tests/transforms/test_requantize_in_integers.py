@@ -217,6 +217,29 @@ def test_what_does_not_saturate_is_not_clamped() -> None:
     assert names.count("arith.maxsi") == names.count("arith.minsi") == 1
 
 
+def test_bounds_stay_where_64_bits_do_not_hold_the_product() -> None:
+    """Of accumulators of which nothing is known, `2^31 * 2^40` is no proof that results are small."""
+
+    def build(node: Node, x: Any) -> Any:
+        op = qmm.RequantizeShiftOp(x, i8, [2**40], [0], [40])
+        return node("requantize").insert(op).result
+
+    one = module(build, (6,), types=[i32])
+    x = np.array([-200, -128, -1, 0, 127, 200], np.int32)
+    apply(one, "qmm-lower-quantization")
+    np.testing.assert_array_equal(run(one, [x])[0], np.clip(x, -128, 127))
+
+
+def test_no_channels() -> None:
+    def build(node: Node, x: Any) -> Any:
+        op = qmm.RequantizeOp(x, i8, np.zeros(0), 0, axis=1)
+        return node("requantize").insert(op).result
+
+    one = module(build, (4, 0), types=[i32])
+    apply(one, PASS, "qmm-lower-quantization")
+    assert np.asarray(run(one, [np.zeros((4, 0), np.int32)])[0]).shape == (4, 0)
+
+
 def test_one_shift_and_one_addition_for_all_channels() -> None:
     """Operands of a kernel: the multipliers alone."""
     multipliers = np.random.default_rng(3).uniform(0.002, 0.004, 16)

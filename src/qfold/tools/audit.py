@@ -26,7 +26,7 @@ from qfold.tools.elf import ObjectFile
 from qfold.tools.leafs import Operand
 from qfold.tools.manifest import KernelRecord, manifest, program_of
 from qfold.tools.stored_weights import StoredWeights
-from qfold.tools.tensor_facts import TensorFacts, float_copies
+from qfold.tools.tensor_facts import IntegerWeight, TensorFacts, float_copies
 from qfold.transforms.qmm_select_kernels import memref_operands, refuses
 
 ENTRY = "net_run"
@@ -298,7 +298,9 @@ def check_integers(facts: TensorFacts, constants: Mapping[str, WeightAttr]) -> A
     """Each quantised weight of the model is a constant, in one of the forms that hold the same integers. What a constant's bytes
     are in the object file is `_check_weights`'."""
     forms: dict[str, list[str]] = {}
-    left = {sha256: w for sha256, w in facts.weights.items() if w.weight.nbytes}
+    left: dict[str, IntegerWeight] = {
+        sha256: w for sha256, w in facts.weights.items() if w.weight.nbytes
+    }
     while left:
         # Again for those that are left: a constant may hold several weights, each in another form.
         stored = StoredWeights(left)

@@ -34,7 +34,8 @@ def summary_lines(report: Report) -> list[str]:
     totals = report["totals"]
     fused = totals["fused"]
     lines = [
-        f"{report['model']}: {totals['onnx_nodes']} ONNX nodes -> {totals['dispatches']} kernel calls for {report['target']}"
+        f"{report['model']}: {_counted(totals['onnx_nodes'], 'ONNX node')} -> "
+        f"{_counted(totals['dispatches'], 'kernel call')} for {report['target']}"
     ]
     multiplied = totals["multiplied"]
     integers = sum(multiplied.values())
@@ -46,14 +47,18 @@ def summary_lines(report: Report) -> list[str]:
         )
     if not integers or any(fused.values()):
         lines.append(
-            f"fused with a dequantised weight: {fused['matmul']} matmuls, {fused['conv']} convolutions, {fused['gather']} gathers"
+            f"fused with a dequantised weight: {_counted(fused['matmul'], 'matmul')}, "
+            f"{_counted(fused['conv'], 'convolution')}, {_counted(fused['gather'], 'gather')}"
         )
     if report["options"].get("dynamic_activations"):
+        products = totals["run_time_quantized"]
         lines.append(
-            f"activations of {_counted(totals['run_time_quantized'], 'product')} are quantised at run time: an approximation"
+            f"activations of {_counted(products, 'product')} are quantised at run time: an approximation"
+            if products
+            else "no activations are quantised at run time: nothing is approximated"
         )
     lines += [
-        f"not fused: {totals['not_fused']} nodes; float copies of a quantised weight: "
+        f"not fused: {_counted(totals['not_fused'], 'node')}; float copies of a quantised weight: "
         f"{totals['float_copies_of_quantized_weights']} in the build, {totals['run_time_dequantizations']} made at run time",
         f"{totals['macs']:,} multiply-accumulates; weights {bytes_text(totals['weight_bytes'])}, of them quantised "
         f"{bytes_text(totals['quantized_weight_bytes'])}",

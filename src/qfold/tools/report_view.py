@@ -8,12 +8,12 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from qfold.tools.interface_view import interface_lines
 from qfold.tools.report import Report
 from qfold.tools.report_summary import CONVERSIONS, own_nodes, some, summary_lines
+from qfold.tools.tables import FittedTable
 
 _PRODUCTS = ("qmm.quant_matmul", "qmm.quant_conv")
 _FLOAT_PRODUCTS = ("qmm.matmul", "qmm.conv", "qmm.dequant_matmul", "qmm.dequant_conv")
@@ -35,8 +35,9 @@ _RESULTS = {
 _STYLES = {"fused": "green", "not_fused": "yellow", "lowered": "", "folded": "dim"}
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
+def _table(title: str, *columns: tuple[str, str], optional: Sequence[str] = ()) -> FittedTable:
+    """`columns`: header and justification; `optional`: headers of those that a narrow terminal does without, the first first."""
+    table = FittedTable(title, optional)
     for name, justify in columns:
         # Names are long and worth reading whole; numbers never wrap.
         table.add_column(
@@ -48,7 +49,7 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
     return table
 
 
-def _nodes_table(report: Report) -> Table:
+def _nodes_table(report: Report) -> FittedTable:
     """The nodes of which something is left, but for those that quantise or dequantise and have become part of others."""
     left = [n for n in report["nodes"] if n["status"] != "folded"]
     shown = [n for n in left if n["op_type"] not in CONVERSIONS or n["reasons"]]
@@ -64,6 +65,7 @@ def _nodes_table(report: Report) -> Table:
         ("calls", "left"),
         ("MACs", "right"),
         ("weights", "right"),
+        optional=("became", "operator"),
     )
     multiplying = {i for n in report["nodes"] if _multiplies(n) for i in n["dispatches"]}
     for node in shown:
@@ -95,7 +97,6 @@ def _nodes_table(report: Report) -> Table:
         else "",
     ]
     table.caption = "; ".join(part for part in parts if part) or None
-    table.caption_justify = "left"
     return table
 
 
@@ -112,7 +113,7 @@ def _ordinals(numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def _products_table(report: Report) -> Table:
+def _products_table(report: Report) -> FittedTable:
     table = _table(
         "Products of integers, summed up in 32 bits",
         ("ONNX nodes", "left"),
@@ -123,6 +124,7 @@ def _products_table(report: Report) -> Table:
         ("bits", "right"),
         ("largest K", "right"),
         ("result by", "left"),
+        optional=("largest K", "sums between"),
     )
     for product in report["products"]:
         table.add_row(
@@ -138,7 +140,7 @@ def _products_table(report: Report) -> Table:
     return table
 
 
-def _tensors_table(report: Report) -> Table:
+def _tensors_table(report: Report) -> FittedTable:
     explained = any(t["float_reason"] for t in report["tensors"])
     table = _table(
         "Tensors between kernel calls",
@@ -153,7 +155,6 @@ def _tensors_table(report: Report) -> Table:
     shaped = [t for t in report["tensors"] if t["shape"] or t["role"] != "inner"]
     if len(shaped) < len(report["tensors"]):
         table.caption = f"and {len(report['tensors']) - len(shaped)} scales and zero points"
-        table.caption_justify = "left"
     for tensor in shaped:
         is_float = tensor["element_type"] in _FLOATS
         table.add_row(
@@ -168,7 +169,7 @@ def _tensors_table(report: Report) -> Table:
     return table
 
 
-def _islands_table(report: Report) -> Table:
+def _islands_table(report: Report) -> FittedTable:
     table = _table(
         "Float islands",
         ("ONNX nodes", "left"),
@@ -189,7 +190,7 @@ def _islands_table(report: Report) -> Table:
     return table
 
 
-def _dispatches_table(report: Report) -> Table:
+def _dispatches_table(report: Report) -> FittedTable:
     on_cluster = any(memory["level"] == 1 for memory in report["memory"])
     columns = [
         ("#", "right"),
@@ -205,7 +206,9 @@ def _dispatches_table(report: Report) -> Table:
             ("out", "right"),
             ("transfers", "right"),
         ]
-    table = _table("Kernel calls", *columns)
+    # What a call moves is summed up at the end, which kernels it calls is in their table.
+    optional = ("operands", "kernels", "transfers", "out", "DMA in", "L1 bytes")
+    table = _table("Kernel calls", *columns, optional=optional)
     for call in report["dispatches"]:
         operands = [o for o in call["operands"] if o["name"] != "l1"]
         cells: list[str | Text] = [
@@ -235,7 +238,7 @@ def _calls_text(dispatch: dict[str, Any]) -> str:
     return "\n".join(f"{call['count']} x {call['kernel']}" for call in dispatch["calls"])
 
 
-def _kernels_table(report: Report) -> Table:
+def _kernels_table(report: Report) -> FittedTable:
     table = _table(
         "Kernels",
         ("function", "left"),
@@ -245,6 +248,7 @@ def _kernels_table(report: Report) -> Table:
         ("assembly", "left"),
         ("predicted", "left"),
         ("MACs a call", "right"),
+        optional=("predicted", "split", "assembly"),
     )
     for kernel in report["kernels"]:
         generated: dict[str, Any] = kernel["generated"] or {"functions": [], "facts": {}}
@@ -291,7 +295,7 @@ def _operand_text(operand: dict[str, Any]) -> str:
     return f"{operand['name']}: {shape}"
 
 
-def _constants_table(report: Report) -> Table:
+def _constants_table(report: Report) -> FittedTable:
     table = _table(
         "Constants",
         ("symbol", "left"),
@@ -300,6 +304,7 @@ def _constants_table(report: Report) -> Table:
         ("bytes", "right"),
         ("quantised weight", "left"),
         ("read by", "left"),
+        optional=("read by",),
     )
     small = [c for c in report["constants"] if not c["quantized"] and c["bytes"] <= _SMALL]
     if len(small) <= _FEW:
@@ -319,7 +324,6 @@ def _constants_table(report: Report) -> Table:
         table.caption = (
             f"and {len(small)} of up to {_SMALL} bytes, {sum(c['bytes'] for c in small):,} together"
         )
-        table.caption_justify = "left"
     return table
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from qfold.tools.approximation import Cost
 from qfold.tools.comparison import OutputResult
+from qfold.tools.tables import FittedTable
 from qfold.tools.terminal import Terminal
 from qfold.tools.verify import Verification
 from qfold.tools.work import WorkTable
@@ -51,8 +51,9 @@ def _mark(ok: bool) -> Text:
     return Text("ok", style="green") if ok else Text("FAILED", style="bold red")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
+def _table(title: str, *columns: str, optional: Sequence[str] = ()) -> FittedTable:
+    """`optional`: headers of columns that a narrow terminal does without, the first first."""
+    table = FittedTable(title, optional)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 or not name else "right", overflow="fold")
     return table
@@ -64,7 +65,9 @@ def print_verification(result: Verification, terminal: Terminal) -> None:
     columns = ["output", "elements", "max error", "f32 reference's own", "bound", "ratio", ""]
     if golden:
         columns[6:6] = ["to expected", "bound"]
-    table = _table("Outputs, against float64 end to end", *columns)
+    table = _table(
+        "Outputs, against float64 end to end", *columns, optional=("f32 reference's own", "ratio")
+    )
     for o in result.outputs:
         if o.is_integer:
             cells = [_steps(o.differing, o.error), "", _integer_bound(o.bound), ""]
@@ -89,6 +92,7 @@ def print_verification(result: Verification, terminal: Terminal) -> None:
         "bound",
         "ratio",
         "",
+        optional=("ONNX nodes", "ratio"),
     )
     table.columns[1].justify = "left"
     for d in shown:
@@ -189,6 +193,7 @@ def _print_work(work: WorkTable, terminal: Terminal) -> None:
         "MACs",
         f"{work.unit} / MAC",
         "share",
+        optional=("kernel", "ONNX nodes", "all cores", "MACs"),
     )
     for column in (1, 2):
         table.columns[column].justify = "left"

@@ -21,10 +21,10 @@ from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.constants import constant_array
 from qfold.ir.generics import cloned_epilogue, rebuilt
 from qfold.transforms.accumulated_values import along_loops, compressed
+from qfold.transforms.qmm_check_accumulators import Contraction
 from qfold.transforms.quantization_scalars import widened
 
 Integers = npt.NDArray[np.int64]
-Contraction = qmm.QuantMatmulOp | qmm.QuantConvOp
 
 
 @dataclass(frozen=True)

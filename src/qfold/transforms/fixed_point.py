@@ -48,11 +48,17 @@ class FixedPoint:
         return self.offset - ((np.int64(1) << self.shift) >> 1)
 
     def results(self, range_: Range) -> tuple[int, int]:
-        """Bounds of the result of an accumulator in the range, before it is clamped."""
+        """Bounds of the result of an accumulator in the range, before it is clamped.
+
+        In integers of any length: what is known of an accumulator may be so little that 64 bits do not hold its product.
+        """
         found: list[int] = []
-        for accumulator in (range_.low, range_.high):
-            x = np.int64(accumulator) * self.mul + self.offset
-            found += [int(((x - self.ties) >> self.shift).min()), int((x >> self.shift).max())]
+        for mul, offset, shift, ties in zip(
+            *(x.tolist() for x in (self.mul, self.offset, self.shift, self.ties)), strict=True
+        ):
+            for accumulator in (range_.low, range_.high):
+                x = accumulator * mul + offset
+                found += [(x - ties) >> shift, x >> shift]
         return min(found), max(found)
 
 

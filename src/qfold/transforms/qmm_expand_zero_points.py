@@ -26,7 +26,8 @@ from qfold.ir.constants import constant_array, constant_weight
 from qfold.ir.generics import erase_dead, function_blocks, local_rewriter, rebuilt
 from qfold.ir.locations import replace_op
 from qfold.transforms.contraction_generics import batch_indices, loop_dims
-from qfold.transforms.epilogue_corrections import Contraction, Corrections, Read, Term, read_of
+from qfold.transforms.epilogue_corrections import Corrections, Read, Term, read_of
+from qfold.transforms.qmm_check_accumulators import Contraction
 from qfold.transforms.qmm_fuse_dequant import REASON
 from qfold.transforms.quantization_scalars import widened
 from qfold.transforms.target_option import target_option
@@ -178,7 +179,7 @@ def expand_matmul(op: qmm.QuantMatmulOp) -> Contraction | None:
     columns = [*batch_indices(batch, shape_of(op.b)), n]
     if op.a_zero_point is not None:
         axis = len(shape_of(op.b)) - (1 if op.transpose_b is not None else 2)
-        sums = _sums_of_differences(c, op.b, op.b_zero_point, axis, columns, [n])
+        sums = _sums_of_differences(c, op.b, op.b_zero_point, axis, columns)
         _subtract_product(c, op.a_zero_point, rows, sums)
     if op.b_zero_point is not None:
         _subtract_product(c, op.b_zero_point, [n], _row_sums(c, op.a, rows))
@@ -209,9 +210,8 @@ def _sums_of_differences(
     zero_point: SSAValue | None,
     axis: int | list[int],
     index: list[AffineExpr],
-    zero_index: list[AffineExpr],
 ) -> Term:
-    """The sums of `w - zero_point` over `axis`, which are read at `index` of the output, zero points at `zero_index`."""
+    """The sums of `w - zero_point` over `axis`, which are read at `index` of the output."""
     axes = [axis] if isinstance(axis, int) else axis
     shape = shape_of(w)
     kept = [d for d in range(len(shape)) if d not in axes]
@@ -297,7 +297,7 @@ def expand_conv(op: qmm.QuantConvOp) -> Contraction | None:
     assert op.x_zero_point is not None
     rank = len(shape_of(op.w))
     channel: list[AffineExpr] = [AffineExpr.dimension(1)]
-    sums = _sums_of_differences(c, op.w, None, list(range(1, rank)), channel, channel)
+    sums = _sums_of_differences(c, op.w, None, list(range(1, rank)), channel)
     _subtract_product(c, op.x_zero_point, [], sums)
     pads = window_of(op)[2]
     known = constant_array(op.x_zero_point)

@@ -23,7 +23,7 @@ from xdsl.rewriter import InsertPoint
 
 from qfold.dialects import qmm
 from qfold.dialects.contraction import shape_of
-from qfold.dialects.element_types import bit_width, is_float
+from qfold.dialects.element_types import bit_width, is_float, is_unsigned
 from qfold.dialects.qmm import QuantAttr
 from qfold.ir.builder import TensorBuilder, element_type
 from qfold.ir.generics import erase_dead, indexing_maps, is_identity, local_rewriter
@@ -86,6 +86,14 @@ def _readers(value: SSAValue, views: tuple[Operation, ...] = ()) -> Iterator[_Re
             yield _Reader(op, views)
 
 
+def _views(value: SSAValue) -> Iterator[Operation]:
+    """The views of a value, and those of them."""
+    for use in value.uses:
+        if is_view(use.operation) and use.index == 0:
+            yield use.operation
+            yield from _views(use.operation.results[0])
+
+
 def _at_top(op: Operation, block: Block) -> Operation:
     """The op of `block` that `op` is, or is inside of."""
     found = block.find_ancestor_op_in_block(op)
@@ -119,7 +127,7 @@ def _input(argument: BlockArgument, signature: Signature, order: Mapping[Operati
             builder.location = view.location
             value = replayed(view, value, builder)
         replace_op(local_rewriter(reader.op), reader.op, [], [value])
-    erase_dead(use.operation for use in tuple(argument.uses))
+    erase_dead(tuple(_views(argument)))
     block.erase_arg(argument)
     signature.set_input(index, type_, quant=quant)
 
@@ -133,7 +141,7 @@ def _input_quant(argument: BlockArgument, readers: list[_Reader]) -> QuantAttr |
     for reader in readers:
         op = reader.op
         if not isinstance(op, qmm.QuantizeOp):
-            what = "returned as it is" if isinstance(op, func.ReturnOp) else f"read by {_node(op)}"
+            what = "returned" if isinstance(op, func.ReturnOp) else f"read by {_node(op)}"
             others = [r.op for r in readers if isinstance(r.op, qmm.QuantizeOp)]
             return f"it is {what} as a float" + (
                 f", besides being quantised by {_node(others[0])}" if others else ""
@@ -225,7 +233,9 @@ def _is_conversion(op: Operation) -> bool:
         return False
     *body, end = op.body.block.ops
     value = end.operands[0]
-    if not isinstance(value.owner, arith.SIToFPOp | arith.UIToFPOp) or value.type != f32:
+    # Read with the other signedness, an element is not the integer that its type says.
+    kind = arith.UIToFPOp if is_unsigned(element_type(op.inputs[0])) else arith.SIToFPOp
+    if not isinstance(value.owner, kind) or value.type != f32:
         return False
     integer = value.owner.input
     if isinstance(integer.owner, UnrealizedConversionCastOp):

@@ -27,9 +27,9 @@ from qfold.transforms.target_option import target_option
 class QmmRequantizeInIntegersPass(ModulePass):
     """Turn `qmm.requantize` into a `qmm.requantize_shift` that gives the same for every accumulator in its proved range.
 
-    For targets without double precision in hardware; without a target always. Multipliers have 31 bits and what is added is
-    chosen such that each level begins at the same accumulator as in f64 (`docs/numerics.md`, "Requantise in integers"). An op for
-    which there are no such integers stays, with a reason in `qmm.reason`.
+    For targets without double precision in hardware; without a target always. Multipliers have up to 31 bits, or up to 46 where
+    only products of 64 bits will do, and what is added is chosen such that each level begins at the same accumulator as in f64
+    (`docs/numerics.md`, "Requantise in integers"). An op for which there are no such integers stays, with a reason in `qmm.reason`.
     """
 
     name = "qmm-requantize-in-integers"
@@ -53,7 +53,12 @@ def _one_or_each(values: npt.NDArray[np.int64]) -> list[int]:
 
 
 def in_integers(op: qmm.RequantizeOp, ranges: IntegerRanges) -> qmm.RequantizeShiftOp | None:
-    """Replace `op` by one in integers; None, with a reason on `op`, when there is none that is equal to it."""
+    """Replace `op` by one in integers; None, with a reason on `op`, when there is none that is equal to it.
+
+    None without a reason for an axis of no elements, of which nothing is computed.
+    """
+    if not op.multipliers.size:
+        return None
     low, high = op.clamp
     range_ = ranges.of(op.accumulator)
     found = fixed_point(op.multipliers, op.zero, low, high, range_)

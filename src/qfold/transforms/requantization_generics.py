@@ -18,6 +18,7 @@ from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i32, i64, is_unsigned
 from qfold.dialects.qmm.requantization import Integers
 from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
+from qfold.ir.quantized import uniform
 from qfold.transforms.fixed_point import FixedPoint, fits_narrow, high_half
 from qfold.transforms.integer_ranges import IntegerRanges
 from qfold.transforms.quantization_scalars import (
@@ -41,7 +42,8 @@ class _Parameters:
         *arrays: npt.NDArray[Any],
     ):
         self._type = type_
-        self._numbers = [a.flat[0].item() if (a == a.flat[0]).all() else None for a in arrays]
+        # An axis of no elements has no number, and an operand of none.
+        self._numbers = [a.flat[0].item() if a.size and uniform(a) else None for a in arrays]
         self.inputs: list[tuple[SSAValue, AffineMap]] = []
         for array, number in zip(arrays, self._numbers, strict=True):
             if number is None:

@@ -21,6 +21,15 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from qfold.backend.c.layout import Buffer, Linear, access, value_type, variable
+from qfold.backend.c.loop_nest import (
+    Loop,
+    Operand,
+    accumulates_in_memory,
+    collapse,
+    open_all,
+    ordered,
+    renamed,
+)
 from qfold.backend.c.rounding import constant_float
 from qfold.backend.c.scalar import ScalarPrinter, UnsupportedOp
 from qfold.backend.c.share import BadSplit, Range, Split, byte_safe, shares
@@ -44,29 +53,6 @@ _ASSOCIATIVE = (
 """Reductions that may be done in lanes."""
 
 
-@dataclass
-class _Loop:
-    """One loop of the nest: the iteration dimensions that it runs through, as one."""
-
-    name: str
-    extent: int
-    reduction: bool
-    range: Range
-    """What this core does of it."""
-
-
-@dataclass(frozen=True)
-class _Operand:
-    """What a generic reads or writes, and where: a position over loop variables, or C text."""
-
-    buffer: Buffer
-    position: Linear | str
-
-    def coefficient(self, name: str) -> int | None:
-        """How far one step of a loop goes; None when that is no constant."""
-        return self.position.coefficient(name) if isinstance(self.position, Linear) else None
-
-
 def print_copy(
     out: Writer,
     op: memref.CopyOp,
@@ -80,8 +66,8 @@ def print_copy(
         return
     with ExitStack() as stack:
         loops = _over(out, stack, target, split)
-        operands = [_Operand(b, b.at(dims)) for b in (source, target)]
-        loops, operands = _collapse(loops, operands, frozenset())
+        operands = [Operand(b, b.at(dims)) for b in (source, target)]
+        loops, operands = collapse(loops, operands, frozenset())
         _open(out, stack, loops)
         read, written = operands
         out.line(target.store(written.position, source.load(read.position)))
@@ -101,7 +87,7 @@ def print_fill(
     value = fill_value(out, op)
     with ExitStack() as stack:
         loops = _over(out, stack, target, split)
-        loops, operands = _collapse(loops, [_Operand(target, target.at(dims))], frozenset())
+        loops, operands = collapse(loops, [Operand(target, target.at(dims))], frozenset())
         _open(out, stack, loops)
         out.line(target.store(operands[0].position, value))
 
@@ -116,18 +102,18 @@ def fill_value(out: Writer, op: linalg.FillOp) -> str:
     return ScalarPrinter(out).text(op.inputs[0])
 
 
-def _over(out: Writer, stack: ExitStack, target: Buffer, split: Split | None) -> list[_Loop]:
+def _over(out: Writer, stack: ExitStack, target: Buffer, split: Split | None) -> list[Loop]:
     """The loops over all elements of `target`."""
     ranges = [Range.whole(n) for n in target.shape]
     if split is not None:
         ranges = stack.enter_context(shares(out, byte_safe(split, target), target.shape))
     return [
-        _Loop(f"i{d}", n, False, r)
+        Loop(f"i{d}", n, False, r)
         for d, (n, r) in enumerate(zip(target.shape, ranges, strict=True))
     ]
 
 
-def _open(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:
+def _open(out: Writer, stack: ExitStack, loops: Sequence[Loop]) -> None:
     for x in loops:
         if x.extent != 1:
             stack.enter_context(out.loop(x.name, x.range.last, x.range.first))
@@ -150,38 +136,6 @@ def loop_extents(op: linalg.GenericOp) -> list[int]:
 def _indexed(block: Block) -> frozenset[int]:
     """Iteration dimensions that the body reads by `linalg.index`."""
     return frozenset(o.dim.value.data for o in block.ops if isinstance(o, linalg.IndexOp))
-
-
-def _collapse(
-    loops: Sequence[_Loop], operands: Sequence[_Operand], fixed: frozenset[str]
-) -> tuple[list[_Loop], list[_Operand]]:
-    """Merge neighbouring loops of a kind that every operand walks through as one; `fixed` loops keep their variable."""
-    merged = [x for x in loops if x.extent != 1 or x.name in fixed]
-    gone = {x.name for x in loops} - {x.name for x in merged}
-    i = 0
-    while i + 1 < len(merged):
-        outer, inner = merged[i], merged[i + 1]
-        together = outer.reduction == inner.reduction and not {outer.name, inner.name} & fixed
-        together = together and inner.range.is_whole
-        for operand in operands if together else ():
-            a, b = operand.coefficient(outer.name), operand.coefficient(inner.name)
-            together = together and a is not None and b is not None and a == b * inner.extent
-        if together:
-            gone.add(outer.name)
-            range_ = outer.range.times(inner.extent)
-            merged[i : i + 2] = [_Loop(inner.name, range_.extent, inner.reduction, range_)]
-            i = max(i - 1, 0)
-        else:
-            i += 1
-    if any(isinstance(o.position, str) for o in operands):
-        return merged, list(operands)
-    return merged, [_Operand(o.buffer, _without(o.position, gone)) for o in operands]
-
-
-def _without(position: Linear | str, gone: set[str]) -> Linear | str:
-    if isinstance(position, str):
-        return position
-    return Linear({n: c for n, c in position.terms.items() if n not in gone}, position.constant)
 
 
 @dataclass(frozen=True)
@@ -231,23 +185,23 @@ class GenericPrinter:
         whole = [Range.whole(n) for n in extents]
         found = list(zip(self._names, extents, kinds, ranges or whole, strict=True))
         loops = [
-            _Loop(name, n, kind is IteratorType.REDUCTION, range_)
+            Loop(name, n, kind is IteratorType.REDUCTION, range_)
             for name, n, kind, range_ in found[shared:]
             if name != "0"
         ]
         maps = [m.data for m in op.indexing_maps]
-        operands: list[_Operand] = []
+        operands: list[Operand] = []
         for value, argument, map_ in zip(op.operands, self._block.args, maps, strict=True):
             buffer = buffers[value]
             read = argument.uses or value is op.outputs[0]
             read = read and not isinstance(buffer, Variable)
-            operands.append(_Operand(buffer, access(buffer, map_, dims) if read else Linear()))
-        self._in_memory = _accumulates_in_memory(loops, operands[-1])
-        loops = _ordered(loops, self._in_memory)
+            operands.append(Operand(buffer, access(buffer, map_, dims) if read else Linear()))
+        self._in_memory = accumulates_in_memory(loops, operands[-1])
+        loops = ordered(loops, self._in_memory)
         fixed = frozenset(f"i{d}" for d in indexed)
         if any(isinstance(o.position, str) for o in operands):
             fixed = frozenset(x.name for x in loops)
-        self._loops, self._operands = _collapse(loops, operands, fixed)
+        self._loops, self._operands = collapse(loops, operands, fixed)
 
     def print(self) -> None:
         if any(x.extent == 0 and not x.reduction for x in self._loops):
@@ -260,12 +214,12 @@ class GenericPrinter:
         if self._fill is not None and self._block.args[-1].uses:
             start = fill_value(self._out, self._fill)
             parallel = [x for x in self._loops if not x.reduction]
-            loops, targets = _collapse(parallel, [output], frozenset())
+            loops, targets = collapse(parallel, [output], frozenset())
             with ExitStack() as stack:
-                _open_all(self._out, stack, loops)
+                open_all(self._out, stack, loops)
                 self._out.line(output.buffer.store(targets[0].position, start))
         with ExitStack() as stack:
-            _open_all(self._out, stack, self._loops)
+            open_all(self._out, stack, self._loops)
             value = self._body(output.buffer.load(output.position))
             self._out.line(output.buffer.store(output.position, value))
 
@@ -293,7 +247,7 @@ class GenericPrinter:
             if argument not in needed:
                 arguments.append("0")
                 continue
-            text = operand.buffer.load(_renamed(operand.position, names))
+            text = operand.buffer.load(renamed(operand.position, names))
             if not argument.has_one_use():
                 name = f"v{argument.index}"
                 self._out.line(f"const {value_type(operand.buffer.element)} {name} = {text};")
@@ -317,7 +271,7 @@ class GenericPrinter:
                 divisors.append(op.operands[1])
         return divisors
 
-    def _reduce(self, reductions: Sequence[_Loop]) -> None:
+    def _reduce(self, reductions: Sequence[Loop]) -> None:
         """Reduction loops innermost, the accumulator in a variable (or in lanes)."""
         out, output = self._out, self._operands[-1]
         type_ = value_type(output.buffer.element)
@@ -327,7 +281,7 @@ class GenericPrinter:
             start = output.buffer.load(output.position)
         combine = self._lane_op(reductions[-1])
         with ExitStack() as stack:
-            _open_all(out, stack, [x for x in self._loops if not x.reduction])
+            open_all(out, stack, [x for x in self._loops if not x.reduction])
             accumulator = "acc"
             if isinstance(output.buffer, Variable):
                 accumulator = output.buffer.name
@@ -336,7 +290,7 @@ class GenericPrinter:
             else:
                 out.line(f"{type_} acc = {start};")
             with ExitStack() as inner:
-                _open_all(out, inner, reductions[: -1 if combine else None])
+                open_all(out, inner, reductions[: -1 if combine else None])
                 if combine is None:
                     out.line(f"{accumulator} = {without_parentheses(self._body(accumulator))};")
                 else:
@@ -344,7 +298,7 @@ class GenericPrinter:
             if accumulator == "acc":
                 out.line(output.buffer.store(output.position, "acc"))
 
-    def _lane_op(self, loop: _Loop) -> Operation | None:
+    def _lane_op(self, loop: Loop) -> Operation | None:
         """The op that combines element and accumulator, when the innermost reduction may be done in lanes."""
         indexed = {f"i{d}" for d in _indexed(self._block)}
         if loop.extent < 2 * self._lanes_held or loop.name in indexed:
@@ -363,7 +317,7 @@ class GenericPrinter:
             return None
         return op
 
-    def _lanes(self, loop: _Loop, combine: Operation, accumulator: str) -> None:
+    def _lanes(self, loop: Loop, combine: Operation, accumulator: str) -> None:
         """Full rows of lanes, the rest one by one, then the lanes together."""
         out = self._out
         type_ = value_type(self._operands[-1].buffer.element)
@@ -404,7 +358,7 @@ class GenericPrinter:
         printer = ScalarPrinter(self._out, indices=indices)
         for argument, operand in zip(self._block.args[:-1], self._operands[:-1], strict=True):
             if argument.uses:
-                printer.bind(argument, operand.buffer.load(_renamed(operand.position, names)))
+                printer.bind(argument, operand.buffer.load(renamed(operand.position, names)))
         return printer.print_value(self._block, element)
 
     @staticmethod
@@ -418,34 +372,6 @@ def _is_largest_magnitude(op: Operation) -> bool:
     return isinstance(op, arith.MaximumfOp) and any(
         isinstance(v.owner, math.AbsFOp) for v in op.operands
     )
-
-
-def _renamed(position: Linear | str, names: Mapping[str, str]) -> Linear | str:
-    if isinstance(position, str):
-        return position
-    return position.renamed(names)
-
-
-def _open_all(out: Writer, stack: ExitStack, loops: Sequence[_Loop]) -> None:
-    """Loops of every extent, also of 1 where the body reads the variable."""
-    for x in loops:
-        stack.enter_context(out.loop(x.name, x.range.last, x.range.first))
-
-
-def _accumulates_in_memory(loops: Sequence[_Loop], output: _Operand) -> bool:
-    """Whether the innermost dimension is one along which the output is contiguous: then reductions go around it."""
-    if not any(x.reduction for x in loops):
-        return False
-    last = loops[-1]
-    return not last.reduction and last.extent > 1 and output.coefficient(last.name) == 1
-
-
-def _ordered(loops: Sequence[_Loop], in_memory: bool) -> list[_Loop]:
-    parallel = [x for x in loops if not x.reduction]
-    reductions = [x for x in loops if x.reduction]
-    if in_memory:
-        return [*parallel[:-1], *reductions, parallel[-1]]
-    return [*parallel, *reductions]
 
 
 def print_generic(

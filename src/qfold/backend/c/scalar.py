@@ -7,7 +7,7 @@ A value with one reader is written where it is read, any other becomes a `const`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from xdsl.dialects import arith, math, memref
@@ -25,6 +25,17 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from qfold.backend.c.layout import Buffer, value_type
 from qfold.backend.c.rounding import Rounding, constant_float, rounding_of
+from qfold.backend.c.scalar_forms import (
+    BITS,
+    BOOL_INFIX,
+    CMPF,
+    CMPI,
+    FLOAT_INFIX,
+    INTEGER,
+    MATH,
+    MATH_F64,
+    ON_FOUR_BITS,
+)
 from qfold.backend.c.text import (
     Writer,
     float_literal,
@@ -47,112 +58,6 @@ class UnsupportedOp(ValueError):
         super().__init__(
             f"{describe_location(op)} on {types} has no C form{detail and ': ' + detail}"
         )
-
-
-_MATH: dict[type[Operation], str] = {
-    math.AbsFOp: "qf_absf",
-    math.CeilOp: "qf_ceilf",
-    math.CopySignOp: "qf_copysignf",
-    math.ErfOp: "qf_erff",
-    math.ExpOp: "qf_expf",
-    math.ExpM1Op: "qf_expm1f",
-    math.FloorOp: "qf_floorf",
-    math.Log1pOp: "qf_log1pf",
-    math.LogOp: "qf_logf",
-    math.PowFOp: "qf_powf",
-    math.RoundEvenOp: "qf_roundevenf",
-    math.RoundOp: "qf_roundf",
-    math.RsqrtOp: "qf_rsqrtf",
-    math.SqrtOp: "qf_sqrtf",
-    math.TanhOp: "qf_tanhf",
-    math.TruncOp: "qf_truncf",
-    arith.MaximumfOp: "qf_maximumf",
-    arith.MaxnumfOp: "qf_maxnumf",
-    arith.MinimumfOp: "qf_minimumf",
-    arith.MinnumfOp: "qf_minnumf",
-}
-"""Op on f32 -> function of qfold_math.h."""
-
-_MATH_F64: dict[type[Operation], str] = {
-    math.AbsFOp: "qf_absd",
-    math.RoundEvenOp: "qf_roundevend",
-    arith.MaximumfOp: "qf_maximumd",
-    arith.MaxnumfOp: "qf_maxnumd",
-    arith.MinimumfOp: "qf_minimumd",
-    arith.MinnumfOp: "qf_minnumd",
-}
-"""Op on f64 -> function of qfold_int.h."""
-
-_FLOAT_INFIX: dict[type[Operation], str] = {
-    arith.AddfOp: "+",
-    arith.SubfOp: "-",
-    arith.MulfOp: "*",
-    arith.DivfOp: "/",
-}
-
-_INTEGER: dict[type[Operation], str] = {
-    arith.AddiOp: "add",
-    arith.SubiOp: "sub",
-    arith.MuliOp: "mul",
-    arith.DivSIOp: "divs",
-    arith.DivUIOp: "divu",
-    arith.FloorDivSIOp: "floordivs",
-    arith.CeilDivSIOp: "ceildivs",
-    arith.CeilDivUIOp: "ceildivu",
-    arith.RemSIOp: "rems",
-    arith.RemUIOp: "remu",
-    arith.ShLIOp: "shl",
-    arith.ShRSIOp: "shrs",
-    arith.ShRUIOp: "shru",
-    arith.MaxSIOp: "maxs",
-    arith.MinSIOp: "mins",
-    arith.MaxUIOp: "maxu",
-    arith.MinUIOp: "minu",
-    math.AbsIOp: "abs",
-}
-"""Op on signless integers -> `qf_<name>_iN` of qfold_int.h."""
-
-_ON_FOUR_BITS = (arith.MaxSIOp, arith.MinSIOp, arith.MaxUIOp, arith.MinUIOp)
-"""Those of them that are the same on a sign-extended int8_t as on the four bits in it."""
-
-_BOOL_INFIX: dict[type[Operation], str] = {
-    # modulo 2: a sum is xor, a product is and; as unsigned the larger is or, as signed (true is -1) the smaller is
-    arith.AddiOp: "!=",
-    arith.SubiOp: "!=",
-    arith.MuliOp: "&&",
-    arith.MaxUIOp: "||",
-    arith.MinUIOp: "&&",
-    arith.MaxSIOp: "&&",
-    arith.MinSIOp: "||",
-    arith.AndIOp: "&&",
-    arith.OrIOp: "||",
-    arith.XOrIOp: "!=",
-}
-
-_BITS: dict[type[Operation], str] = {arith.AndIOp: "&", arith.OrIOp: "|", arith.XOrIOp: "^"}
-
-_CMPI = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
-"""By predicate; from 6 on the operands are unsigned."""
-
-_CMPF: tuple[Callable[[str, str], str], ...] = (
-    lambda a, b: "false",
-    lambda a, b: f"{a} == {b}",
-    lambda a, b: f"{a} > {b}",
-    lambda a, b: f"{a} >= {b}",
-    lambda a, b: f"{a} < {b}",
-    lambda a, b: f"{a} <= {b}",
-    lambda a, b: f"{a} < {b} || {a} > {b}",
-    lambda a, b: f"{a} == {a} && {b} == {b}",
-    lambda a, b: f"!({a} < {b} || {a} > {b})",
-    lambda a, b: f"!({a} <= {b})",
-    lambda a, b: f"!({a} < {b})",
-    lambda a, b: f"!({a} >= {b})",
-    lambda a, b: f"!({a} > {b})",
-    lambda a, b: f"{a} != {b}",
-    lambda a, b: f"{a} != {a} || {b} != {b}",
-    lambda a, b: "true",
-)
-"""By predicate: ordered ones are false on a NaN, unordered ones true."""
 
 
 def width_of(type_: Attribute) -> int:
@@ -182,9 +87,17 @@ def _of_itself(op: Operation) -> bool | None:
     if len(op.operands) != 2 or op.operands[0] is not op.operands[1]:
         return None
     if isinstance(op, arith.CmpiOp):
-        return _CMPI[op.predicate.value.data] in ("==", "<=", ">=")
-    differs = _is_bool(op.operands[0].type) and _BOOL_INFIX.get(type(op)) == "!="
+        return CMPI[op.predicate.value.data] in ("==", "<=", ">=")
+    differs = _is_bool(op.operands[0].type) and BOOL_INFIX.get(type(op)) == "!="
     return False if differs else None
+
+
+def _reinterpreted_from(op: UnrealizedConversionCastOp) -> SSAValue:
+    """What a cast between a signless and an unsigned integer reads: of a number that was truncated for it alone, that number."""
+    (value,) = op.operands
+    if isinstance(value.owner, arith.TruncIOp) and value.has_one_use():
+        return value.owner.input
+    return value
 
 
 class ScalarPrinter:
@@ -249,11 +162,13 @@ class ScalarPrinter:
 
     def _read(self, op: Operation) -> list[SSAValue]:
         """The operands that the C form of `op` mentions: of a load no loop index, and none of a dimension of one element; of
-        a comparison with itself nothing; of a rounding what is rounded."""
+        a comparison with itself nothing; of a rounding what is rounded; of a cast what it is the lower bits of."""
         if _of_itself(op) is not None:
             return []
         if isinstance(op, arith.FPToSIOp) and (rounding := rounding_of(op)) is not None:
             return self._rounded_from(rounding)
+        if isinstance(op, UnrealizedConversionCastOp):
+            return [_reinterpreted_from(op)]
         if not isinstance(op, memref.LoadOp):
             return list(op.operands)
         shape = self._captured[op.memref].shape
@@ -340,13 +255,13 @@ class ScalarPrinter:
                 name = "qf_roundd_within"
             bounds = [integer_literal(n, 32) for n in (rounding.low, rounding.high)]
             return f"{name}({', '.join([*map(without_parentheses, arguments), *bounds])})"
-        operands = [self.text(v) for v in op.operands]
         if isinstance(op, UnrealizedConversionCastOp):
-            return self._reinterpreted(operands[0], op.results[0].type)
+            return self._reinterpreted(self.text(_reinterpreted_from(op)), op.results[0].type)
+        operands = [self.text(v) for v in op.operands]
         if isinstance(op, arith.SelectOp):
             return f"{operands[0]} ? {operands[1]} : {operands[2]}"
         if isinstance(op, arith.CmpfOp):
-            return _CMPF[op.predicate.value.data](*operands)
+            return CMPF[op.predicate.value.data](*operands)
         type_: Attribute = op.operands[0].type
         if isinstance(op, arith.CmpiOp):
             predicate = op.predicate.value.data
@@ -356,7 +271,7 @@ class ScalarPrinter:
                 ]
             if _is_bool(type_) and 2 <= predicate < 6:
                 operands.reverse()  # signed, true is -1
-            return f"{operands[0]} {_CMPI[predicate]} {operands[1]}"
+            return f"{operands[0]} {CMPI[predicate]} {operands[1]}"
         if isinstance(type_, IndexType | IntegerType):
             text = self._integer(op, kind, cast(Attribute, type_), operands)
         else:
@@ -417,12 +332,12 @@ class ScalarPrinter:
         if isinstance(op, arith.ExtUIOp) or op.name == "arith.index_castui":
             return f"({value_type(target)}){self._unsigned(op.operands[0], x)}"
         if _is_bool(type_):
-            infix = _BOOL_INFIX.get(kind)
+            infix = BOOL_INFIX.get(kind)
             return None if infix is None else f"{x} {infix} {operands[1]}"
-        if kind in _BITS:
-            return f"({value_type(type_)})({x} {_BITS[kind]} {operands[1]})"
-        if kind in _INTEGER and not is_unsigned(type_) and (type_ != i4 or kind in _ON_FOUR_BITS):
-            return f"qf_{_INTEGER[kind]}_i{width_of(type_)}({', '.join(operands)})"
+        if kind in BITS:
+            return f"({value_type(type_)})({x} {BITS[kind]} {operands[1]})"
+        if kind in INTEGER and not is_unsigned(type_) and (type_ != i4 or kind in ON_FOUR_BITS):
+            return f"qf_{INTEGER[kind]}_i{width_of(type_)}({', '.join(operands)})"
         return None
 
     def _float(
@@ -434,8 +349,8 @@ class ScalarPrinter:
         x = operands[0]
         if isinstance(op, arith.DivfOp) and type_ == f32 and op.operands[1] in self._divisors:
             return f"qf_div_by({x}, {operands[1]})"
-        if kind in _FLOAT_INFIX:
-            return f"{x} {_FLOAT_INFIX[kind]} {operands[1]}"
+        if kind in FLOAT_INFIX:
+            return f"{x} {FLOAT_INFIX[kind]} {operands[1]}"
         if isinstance(op, arith.NegfOp):
             return f"-{x}"
         if isinstance(op, math.FmaOp):
@@ -456,5 +371,5 @@ class ScalarPrinter:
         if isinstance(op, arith.MaximumfOp) and type_ == f32:
             if all(v in self._magnitudes or isinstance(v.owner, math.AbsFOp) for v in op.operands):
                 return f"qf_maximum_magnitude({', '.join(operands)})"
-        table = _MATH if type_ == f32 else _MATH_F64
+        table = MATH if type_ == f32 else MATH_F64
         return f"{table[kind]}({', '.join(operands)})" if kind in table else None

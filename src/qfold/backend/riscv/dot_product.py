@@ -60,7 +60,8 @@ class DotProducts(Products):
 @dataclass(frozen=True)
 class Words(Unit):
     """Words of bytes that are aligned to `alignment` (4, 2 or 1) bytes. Where that is less than a word, or where fewer bytes are
-    read, they are put together of half-words and bytes: no load is misaligned, and none passes the last byte."""
+    read, they are put together of half-words and bytes: no load is misaligned, and none passes the last byte. Bytes that are not
+    read are 0."""
 
     alignment: int
 

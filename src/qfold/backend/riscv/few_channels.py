@@ -32,8 +32,13 @@ _AHEAD: Final = 2
 
 
 def is_better(windows: Windows) -> bool:
-    """Whether this is how to pack them."""
-    return windows.channels < _FEW and windows.k <= _LARGEST
+    """Whether this is how to pack them. Where no window is inside of the image, as in a tile of its border, there is nothing for
+    the function to copy."""
+    return (
+        windows.channels < _FEW
+        and windows.k <= _LARGEST
+        and any(_is_whole(windows, n) for n in range(windows.positions))
+    )
 
 
 def kernel(leaf: LeafKernel, windows: Windows, x: Buffer, y: Buffer) -> GeneratedKernel:
@@ -78,7 +83,7 @@ def kernel(leaf: LeafKernel, windows: Windows, x: Buffer, y: Buffer) -> Generate
             "whole_windows": whole,
             "windows": w.positions,
             "instructions": executed,
-            "instructions_per_byte": round(executed / (w.k * whole), 4) if whole else 0.0,
+            "instructions_per_byte": round(executed / (w.k * whole), 4),
             "functions": function_facts([function]),
         },
     )

@@ -153,10 +153,21 @@ class IntegerEpilogue:
                 continue
             if op is self.addition:
                 continue
-            step = _clip(op) or _addn(op) or _mac(op) or Step(op, tuple(op.operands))
+            step = _clip(op) or self._addn(op) or _mac(op) or Step(op, tuple(op.operands))
             inside.update(_inner(step))
             found.append(step)
         return tuple(reversed(found))
+
+    def _addn(self, op: Operation) -> Step | None:
+        """A sum that is only shifted right, by a constant; not one that is done before the first product is."""
+        if not isinstance(op, arith.ShRSIOp) or not only_use(op.lhs):
+            return None
+        shift, added = integer_of(op.rhs), op.lhs.owner
+        if shift is None or not 0 <= shift < 32 or not isinstance(added, arith.AddiOp):
+            return None
+        if added is self.addition:
+            return None
+        return Step(op, (added.lhs, added.rhs), "addn", shift)
 
     def reads(self, argument: SSAValue) -> bool:
         """Whether anything but `addition` reads an operand."""
@@ -205,16 +216,6 @@ def _mac(op: Operation) -> Step | None:
         if isinstance(owner, arith.MuliOp) and only_use(product):
             return Step(op, (other, owner.lhs, owner.rhs), "mac")
     return None
-
-
-def _addn(op: Operation) -> Step | None:
-    """A sum that is only shifted right, by a constant."""
-    if not isinstance(op, arith.ShRSIOp) or not only_use(op.lhs):
-        return None
-    shift, added = integer_of(op.rhs), op.lhs.owner
-    if shift is None or not 0 <= shift < 32 or not isinstance(added, arith.AddiOp):
-        return None
-    return Step(op, (added.lhs, added.rhs), "addn", shift)
 
 
 def _clip(op: Operation) -> Step | None:
