@@ -29,7 +29,8 @@ class QmmRequantizeInIntegersPass(ModulePass):
 
     For targets without double precision in hardware; without a target always. Multipliers have up to 31 bits, or up to 46 where
     only products of 64 bits will do, and what is added is chosen such that each level begins at the same accumulator as in f64
-    (`docs/numerics.md`, "Requantise in integers"). An op for which there are no such integers stays, with a reason in `qmm.reason`.
+    (`docs/numerics.md`, "Requantise in integers"). An op for which there are no such integers stays, with a reason
+    in `qmm.reason`.
     """
 
     name = "qmm-requantize-in-integers"

@@ -18,6 +18,7 @@ from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i8, ui8
 from qfold.dialects.qmm import WeightAttr
 from qfold.ir.generics import erase_dead, function_blocks, rebuilt
+from qfold.ir.locations import fuse_locations
 from qfold.transforms.target_option import target_option
 
 
@@ -56,7 +57,7 @@ def turn_weights(block: Block, rows: int) -> None:
             continue
         turned = WeightAttr.from_array(np.ascontiguousarray(value.array().T), value.element_type)
         constant = qmm.ConstantOp(turned)
-        constant.location = ops[0].location
+        constant.location = fuse_locations(o.location for o in ops)
         Rewriter.insert_op(constant, InsertPoint.before(ops[0]))
         for reader in readers:
             assert reader is not None
