@@ -13,7 +13,7 @@ import pytest
 from qfold.dialects.element_types import i4, i8, integer_range, numpy_dtype, ui4, ui8
 from qfold.dialects.qkernel import packed_bytes_shape, zero_point_type
 from qfold.interpreters import Bounded, run
-from qfold.interpreters.packed_integers import in_panels, out_of_panels
+from qfold.ir.panels import in_panels, out_of_panels
 from tests.interpreters.helpers import parse
 
 DOMAINS = ["exact", "f64", "bounded"]

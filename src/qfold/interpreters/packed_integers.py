@@ -1,30 +1,15 @@
-"""What the ops on packed bytes mean: how they lie, and their products."""
+"""What the ops on packed bytes mean."""
 
 from __future__ import annotations
 
-import numpy as np
 from xdsl.dialects.builtin import IntegerType, i32
 
 from qfold.dialects.element_types import i8, is_unsigned, ui8
-from qfold.dialects.qkernel import PANEL, STEPS, packed_bytes_shape
 from qfold.interpreters.contractions import Window
 from qfold.interpreters.domains import Domain
 from qfold.interpreters.integers import Integers, narrowed, padded, widened
-from qfold.interpreters.values import Array, Value, map_parts
-
-
-def in_panels(w: Array) -> Array:
-    """[K, N] as `packed_bytes_shape(K, N)`: element [4 s + j, 4 p + c] at [p, s, c, j], 0 from K and from N on."""
-    k, n = w.shape
-    panels, words, _, _ = packed_bytes_shape(k, n)
-    whole = np.pad(w, [(0, words * STEPS - k), (0, panels * PANEL - n)])
-    return whole.reshape(words, STEPS, panels, PANEL).transpose(2, 0, 3, 1)
-
-
-def out_of_panels(p: Array, k: int, n: int) -> Array:
-    """The inverse of `in_panels`: [K, N]."""
-    panels, words, _, _ = p.shape
-    return p.transpose(1, 3, 0, 2).reshape(words * STEPS, panels * PANEL)[:k, :n]
+from qfold.interpreters.values import Value, map_parts
+from qfold.ir.panels import out_of_panels
 
 
 def as_bytes(domain: Domain, storage: IntegerType, w: Value) -> Value:

@@ -33,13 +33,13 @@ from qfold.interpreters.contractions import (
 from qfold.interpreters.integers import Integers, quant_conv, quant_matmul, storage_of
 from qfold.interpreters.packed_integers import (
     as_bytes,
-    in_panels,
     packed_quant_matmul,
     window_matrix,
 )
 from qfold.interpreters.qmm import first, groups_of, matmul_weight, window_from
 from qfold.interpreters.scalar import DomainFunctions
 from qfold.interpreters.values import Array, Value, map_parts
+from qfold.ir.panels import in_panels
 
 
 @register_impls

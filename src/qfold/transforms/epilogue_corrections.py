@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AffineMapAttr, ArrayAttr, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Block, BlockArgument, Region, SSAValue
@@ -21,10 +20,8 @@ from qfold.ir.builder import ScalarBuilder, TensorBuilder, element_type
 from qfold.ir.constants import constant_array
 from qfold.ir.generics import cloned_epilogue, rebuilt
 from qfold.transforms.accumulated_values import along_loops, compressed
-from qfold.transforms.qmm_check_accumulators import Contraction
+from qfold.transforms.qmm_check_accumulators import Contraction, Integers
 from qfold.transforms.quantization_scalars import widened
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

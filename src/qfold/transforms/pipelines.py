@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from qfold.dialects.qkernel import PackedQuantMatmulOp
 from qfold.transforms import get_all_passes
 from qfold.transforms.target_option import target_option
 
@@ -62,7 +63,7 @@ def tensor_pipeline(
         "qmm-linalg-cse",
         "qmm-check-accumulators",
     ]
-    if target_option(target).kernels_of("qkernel.packed_quant_matmul"):
+    if target_option(target).kernels_of(PackedQuantMatmulOp.name):
         names += ["qmm-expand-zero-points", "qmm-linalg-cse"]
     if target_option(target).unturned_rows is not None:
         names.append("qmm-turn-weights")
@@ -83,7 +84,7 @@ def kernel_pipeline(target: str = "host", *, check: bool = True) -> tuple[Module
         ("qmm-bufferize", {"target": target}),
         ("qmm-verify-buffers", {}),
     ]
-    if target_option(target).kernels_of("qkernel.packed_quant_matmul"):
+    if target_option(target).kernels_of(PackedQuantMatmulOp.name):
         steps.append(("qmm-pack-weights", {"target": target}))
     # One core has a stack for rows; cores of a cluster have little, and tiles in L1.
     local_bytes = 0 if target_option(target).is_cluster else _LOCAL_BYTES

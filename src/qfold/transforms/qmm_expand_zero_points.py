@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, StringAttr
@@ -16,7 +15,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint
 
-from qfold.dialects import qmm
+from qfold.dialects import qkernel, qmm
 from qfold.dialects.contraction import int_array, shape_of, window_of
 from qfold.dialects.element_types import i4, i8, i32, integer_range, numpy_dtype, ui4, ui8
 from qfold.dialects.integer_operands import pad_value_attr, zero_point_type
@@ -27,14 +26,11 @@ from qfold.ir.generics import erase_dead, function_blocks, local_rewriter, rebui
 from qfold.ir.locations import replace_op
 from qfold.transforms.contraction_generics import batch_indices, loop_dims
 from qfold.transforms.epilogue_corrections import Corrections, Read, Term, read_of
-from qfold.transforms.qmm_check_accumulators import Contraction
+from qfold.transforms.qmm_check_accumulators import Contraction, Integers
 from qfold.transforms.qmm_fuse_dequant import REASON
 from qfold.transforms.quantization_scalars import widened
 from qfold.transforms.target_option import target_option
 
-Integers = npt.NDArray[np.int64]
-
-PACKED = "qkernel.packed_quant_matmul"
 _SIGNED: dict[Any, IntegerType] = {ui8: i8, ui4: i4}
 
 
@@ -57,7 +53,9 @@ class QmmExpandZeroPointsPass(ModulePass):
     target: str | None = None
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if self.target is not None and not target_option(self.target).kernels_of(PACKED):
+        if self.target is not None and not target_option(self.target).kernels_of(
+            qkernel.PackedQuantMatmulOp.name
+        ):
             return
         make_signed(op)
         for block in function_blocks(op):

@@ -26,9 +26,9 @@ from qfold.dialects import qkernel
 from qfold.dialects.contraction import shape_of
 from qfold.dialects.element_types import i8, ui8
 from qfold.dialects.qmm import WeightAttr
-from qfold.interpreters.packed_integers import in_panels
 from qfold.ir.globals import constant_global, global_weight
 from qfold.ir.layouts import Layout
+from qfold.ir.panels import in_panels
 from qfold.targets import Target
 from qfold.transforms.buffer_views import view_ops
 from qfold.transforms.rows_of_batches import AsMatrix, View

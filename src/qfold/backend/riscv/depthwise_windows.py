@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from qfold.backend.c.layout import Buffer, Linear, access, variable
+from qfold.backend.c.layout import Buffer, Linear, variable
 from qfold.backend.c.window import Axis, axes_of
 from qfold.backend.riscv.builder import WORD, fits_12_bits
 from qfold.backend.riscv.dot_product import DotProducts
 from qfold.backend.riscv.generated import CannotGenerate, LeafKernel
 from qfold.backend.riscv.integer_region import TYPES, IntegerEpilogue, check_region
-from qfold.backend.riscv.streams import Stream
+from qfold.backend.riscv.streams import Stream, epilogue_operands
 from qfold.dialects import qkernel
 from qfold.dialects.contraction import WORD_WINDOWS, shape_of, window_of
 from qfold.dialects.element_types import is_unsigned
@@ -168,12 +168,9 @@ def problem_of(leaf: LeafKernel, op: qkernel.QuantConvOp) -> Problem:
     place = [variable(v) for v in (IMAGE, CHANNEL, ROW, COLUMN)]
     if len(y.shape) == 3:
         del place[2]
-    operands: list[Stream] = []
-    for i, (value, map_) in enumerate(zip(op.epilogue_operands, op.maps, strict=True)):
-        position = access(leaf.buffers[value], map_, place)
-        if not isinstance(position, Linear):
-            raise CannotGenerate(op, f"epilogue operand {i} is read at {map_}, which is not linear")
-        operands.append(_stream(op, f"e{i}", leaf.buffers[value], position, columns))
+    operands = tuple(
+        _stream(op, *found, columns) for found in epilogue_operands(op, leaf.buffers, place)
+    )
     output = _stream(op, "y", y, y.at(place), columns, written=True)
     return Problem(
         y.shape[0],
@@ -187,7 +184,7 @@ def problem_of(leaf: LeafKernel, op: qkernel.QuantConvOp) -> Problem:
         x,
         w,
         DotProducts(not is_unsigned(x.element), not is_unsigned(w.element)),
-        IntegerEpilogue(output, tuple(operands), op.epilogue_block),
+        IntegerEpilogue(output, operands, op.epilogue_block),
     )
 
 

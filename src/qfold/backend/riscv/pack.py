@@ -14,7 +14,7 @@ from xdsl.dialects.riscv import ops as riscv
 from xdsl.ir import SSAValue
 
 from qfold.backend.c.layout import Buffer, c_type
-from qfold.backend.c.share import Range, Split, shares
+from qfold.backend.c.share import Range, Split
 from qfold.backend.c.text import Writer
 from qfold.backend.riscv.builder import WORD, FunctionBuilder
 from qfold.backend.riscv.emit import finish
@@ -26,6 +26,7 @@ from qfold.backend.riscv.leaf import (
     share_sizes,
     split_of,
 )
+from qfold.backend.riscv.panel_driver import each_packed_panel
 from qfold.backend.riscv.readers import Element, SideBySide, carried, set_carried
 from qfold.dialects import qkernel
 from qfold.dialects.qkernel import PANEL
@@ -156,19 +157,7 @@ def _driver(
         ]
         out.line(f"{symbols[columns]}({', '.join(arguments)});")
 
-    full, panels = shape.full_panels, shape.panels
-    with shares(out, split, (panels, shape.k)) as (share, steps):
-        if full:
-            last = share.last
-            if full < panels:
-                last = str(full) if share.is_whole else f"({last} < {full} ? {last} : {full})"
-            with out.loop("p", last, share.first):
-                call(PANEL, "p", steps)
-        if full < panels:
-            # The last panel, which has fewer columns, belongs to the last part.
-            condition = "" if share.is_whole else f"if ({share.last} == {panels})"
-            with out.block(condition):
-                call(shape.n % PANEL, str(full), steps)
+    each_packed_panel(out, split, shape.n, shape.k, call)
     return out.text().splitlines()
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from xdsl.ir import SSAValue
 
-from qfold.backend.c.share import Range, shares
+from qfold.backend.c.share import Range
 from qfold.backend.c.text import Writer
 from qfold.backend.riscv.builder import WORD, FunctionBuilder
 from qfold.backend.riscv.byte_copies import (
@@ -27,6 +27,7 @@ from qfold.backend.riscv.emit import AssemblyFunction, finish
 from qfold.backend.riscv.generated import CannotGenerate, GeneratedKernel, LeafKernel
 from qfold.backend.riscv.leaf import function_facts, isa_of, only_op, share_sizes, split_of
 from qfold.backend.riscv.operands import OffsetReader, row_reader
+from qfold.backend.riscv.panel_driver import each_packed_panel
 from qfold.dialects import qkernel
 from qfold.dialects.element_types import bit_width
 from qfold.dialects.qkernel import PANEL
@@ -126,19 +127,7 @@ def packed_matrix(leaf: LeafKernel, matrix: ByteMatrix, w: str, y: str) -> Gener
                 symbol = functions[columns, True].symbol
                 out.line(f"{symbol}({at_w} + {done * matrix.k_stride}, {at_y} + {done * PANEL});")
 
-    full, panels = matrix.n // PANEL, matrix.panels
-    with shares(out, split, (panels, matrix.words)) as (share, words):
-        if full:
-            last = share.last
-            if full < panels:
-                last = str(full) if share.is_whole else f"({last} < {full} ? {last} : {full})"
-            with out.loop("p", last, share.first):
-                call(PANEL, "p", words)
-        if full < panels:
-            # The last panel, which has fewer columns, belongs to the last part.
-            condition = "" if share.is_whole else f"if ({share.last} == {panels})"
-            with out.block(condition):
-                call(matrix.n % PANEL, str(full), words)
+    each_packed_panel(out, split, matrix.n, matrix.words, call)
     executed = _executed(matrix, functions, split.at(1))
     return GeneratedKernel(
         leaf.symbol,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from qfold.backend.c.layout import Linear, access, variable
+from qfold.backend.c.layout import Linear, variable
 from qfold.backend.riscv import cost
 from qfold.backend.riscv.builder import WORD, FunctionBuilder
 from qfold.backend.riscv.emit import AssemblyFunction, finish
@@ -32,7 +32,7 @@ from qfold.backend.riscv.panel_driver import (
 )
 from qfold.backend.riscv.registers import INTEGER_POOL, OutOfRegisters
 from qfold.backend.riscv.schedule import schedule
-from qfold.backend.riscv.streams import Stream, StreamPointers
+from qfold.backend.riscv.streams import Stream, StreamPointers, epilogue_operands
 from qfold.dialects import qkernel
 from qfold.dialects.qkernel import PANEL
 from qfold.ir.layouts import Layout
@@ -78,12 +78,7 @@ def _problem(leaf: LeafKernel, op: qkernel.PackedMatmulOp) -> _Problem:
         buffer = buffers[value]
         return Stream(name, buffer, buffer.at(dims[: len(buffer.shape)]), written=name == "y")
 
-    operands: list[Stream] = []
-    for i, (value, map_) in enumerate(zip(op.epilogue_operands, op.maps, strict=True)):
-        position = access(buffers[value], map_, (m_, n_))
-        if not isinstance(position, Linear):
-            raise CannotGenerate(op, f"epilogue operand {i} is read at {map_}, which is not linear")
-        operands.append(Stream(f"e{i}", buffers[value], position))
+    operands = tuple(Stream(*found) for found in epilogue_operands(op, buffers, (m_, n_)))
     y = stream("y", op.y, (m_, n_))
     assert y is not None
     epilogue = Epilogue(
@@ -91,7 +86,7 @@ def _problem(leaf: LeafKernel, op: qkernel.PackedMatmulOp) -> _Problem:
         stream("scale", op.scale, (n_,)),
         stream("zero_point", op.zero_point, (n_,)),
         stream("row_sum", op.row_sum, (m_,)),
-        tuple(operands),
+        operands,
         op.epilogue_block,
     )
     beside = tuple(s for s in epilogue.streams if s is not y)

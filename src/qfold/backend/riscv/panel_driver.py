@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -198,3 +198,25 @@ def executed(product: PanelProduct, rows: int, column_parts: int, calls: Iterabl
         if product.tail:
             total += by_block[height, product.tail].instructions
     return total
+
+
+def each_packed_panel(
+    out: Writer, split: Split, n: int, steps: int, call: Callable[[int, str, Range], None]
+) -> None:
+    """
+    The C that packs a core's share of [`steps`, `n`] into panels: `call` writes what becomes of one panel, given its columns, its
+    number as a C expression, and the steps of K. `split` is over panels and steps.
+    """
+    full, panels = n // PANEL, -(-n // PANEL)
+    with shares(out, split, (panels, steps)) as (share, part):
+        if full:
+            last = share.last
+            if full < panels:
+                last = str(full) if share.is_whole else f"({last} < {full} ? {last} : {full})"
+            with out.loop("p", last, share.first):
+                call(PANEL, "p", part)
+        if full < panels:
+            # The last panel, which has fewer columns, belongs to the last part.
+            condition = "" if share.is_whole else f"if ({share.last} == {panels})"
+            with out.block(condition):
+                call(n % PANEL, str(full), part)

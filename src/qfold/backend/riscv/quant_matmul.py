@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from qfold.backend.c.layout import Buffer, Linear, access, variable
+from qfold.backend.c.layout import Buffer, Linear, variable
 from qfold.backend.riscv import cost
 from qfold.backend.riscv.builder import WORD, FunctionBuilder
 from qfold.backend.riscv.dot_product import DotProducts, Words, alignment_of
@@ -33,7 +33,7 @@ from qfold.backend.riscv.panel_driver import (
 )
 from qfold.backend.riscv.registers import INTEGER_POOL, OutOfRegisters
 from qfold.backend.riscv.schedule import integer_schedule
-from qfold.backend.riscv.streams import Stream, StreamPointers
+from qfold.backend.riscv.streams import Stream, StreamPointers, epilogue_operands
 from qfold.dialects import qkernel
 from qfold.dialects.element_types import is_unsigned
 from qfold.dialects.qkernel import PANEL
@@ -80,21 +80,16 @@ def _problem(leaf: LeafKernel, op: qkernel.PackedQuantMatmulOp) -> _Problem:
     if not Layout.of(p.type).is_dense or alignment_of(p.type, 1, 0) < WORD:
         raise CannotGenerate(op, f"p must be dense and aligned to {WORD} bytes, got {p.type}")
     m_, n_ = variable("m"), variable("n")
-    operands: list[Stream] = []
-    for i, (value, map_) in enumerate(zip(op.epilogue_operands, op.maps, strict=True)):
-        position = access(buffers[value], map_, (m_, n_))
-        if not isinstance(position, Linear):
-            raise CannotGenerate(op, f"epilogue operand {i} is read at {map_}, which is not linear")
-        operands.append(_stream(op, f"e{i}", buffers[value], position))
+    operands = tuple(_stream(op, *found) for found in epilogue_operands(op, buffers, (m_, n_)))
     output = _stream(op, "y", y, y.at((m_, n_)), written=True)
     a_row = row if m > 1 else k
     words = -(-k // WORD)
     return _Problem(
-        PanelProduct(m, n, a, p, a_row, words * WORD, output, tuple(operands)),
+        PanelProduct(m, n, a, p, a_row, words * WORD, output, operands),
         k,
         alignment_of(a.type, m, a_row),
         DotProducts(not is_unsigned(a.element), not is_unsigned(p.element)),
-        IntegerEpilogue(output, tuple(operands), op.epilogue_block),
+        IntegerEpilogue(output, operands, op.epilogue_block),
     )
 
 

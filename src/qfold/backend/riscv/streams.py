@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute, SSAValue
 
-from qfold.backend.c.layout import Buffer, Linear, c_type
+from qfold.backend.c.layout import Buffer, Linear, access, c_type
 from qfold.backend.riscv.builder import FunctionBuilder, fits_12_bits
+from qfold.backend.riscv.generated import CannotGenerate
+from qfold.dialects.contraction import EpilogueOperation
 from qfold.dialects.element_types import byte_size, i32, is_unsigned
 from qfold.dialects.qkernel import PANEL
 from qfold.dialects.riscv_pulp import memory
@@ -51,6 +53,20 @@ class Stream:
     def declaration(self) -> str:
         """The C parameter."""
         return f"{'' if self.written else 'const '}{c_type(self.element)} *{self.name}"
+
+
+def epilogue_operands(
+    op: EpilogueOperation, buffers: Mapping[SSAValue, Buffer], place: Sequence[Linear]
+) -> Iterator[tuple[str, Buffer, Linear]]:
+    """
+    (name, buffer, position) of each operand of the epilogue, where the output's element is at `place`. `CannotGenerate` for one
+    whose position is not linear in it.
+    """
+    for i, (value, map_) in enumerate(zip(op.epilogue_operands, op.maps, strict=True)):
+        position = access(buffers[value], map_, place)
+        if not isinstance(position, Linear):
+            raise CannotGenerate(op, f"epilogue operand {i} is read at {map_}, which is not linear")
+        yield f"e{i}", buffers[value], position
 
 
 class StreamPointers:
